@@ -1,0 +1,265 @@
+"""The owned cache of one server: arena room, segments, index, leases and links.
+
+It decides nothing about messages: the handler calls it, it keeps the state true. Invariants:
+
+- only published segments are in the index, and every published segment is;
+- an extent is freed only when its segment has left the index and no lease on it is valid;
+- ``free = capacity - owned - reserved - zombie - metadata`` bytes, at every step;
+- a segment with links (children) is dropped only together with them.
+
+Metadata is charged to the same budget as the bytes it describes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from ptstore_mpi import _native
+from ptstore_mpi.cache.segment import LeaseKey, Record, Segment, SegmentState, SlotTable
+from ptstore_mpi.types import GENERATION_BITS, BlockHashes, SegmentRef, ServerIndex
+
+__all__ = ["PAGE_BYTES", "OwnedCache"]
+
+PAGE_BYTES = 4096
+_SEGMENT_METADATA_BYTES = 1024  # Segment, its ref, dictionaries, slot
+_BLOCK_METADATA_BYTES = 80  # index entry at its load factor, hash, checksum
+_INHERITED_METADATA_BYTES = 16  # one entry of a flat record
+
+
+class OwnedCache:
+    """Segments owned by one server.
+
+    Parameters
+    ----------
+    server
+        This server.
+    capacity_bytes
+        Budget of the arena, metadata included.
+    populated_bytes
+        Pages of the arena that may be used so far; see `grow`.
+    generation_bits
+        As in `SlotTable`.
+    """
+
+    def __init__(
+        self,
+        server: ServerIndex,
+        capacity_bytes: int,
+        *,
+        populated_bytes: int | None = None,
+        generation_bits: int = GENERATION_BITS,
+    ) -> None:
+        self.server = server
+        self.capacity_bytes = capacity_bytes
+        self.slots = SlotTable(server, generation_bits=generation_bits)
+        self._index = _native.PrefixIndex()
+        populated = capacity_bytes if populated_bytes is None else populated_bytes
+        self._allocator = _native.RegionAllocator(populated, alignment_bytes=PAGE_BYTES)
+        self._leased: dict[LeaseKey, set[Segment]] = {}
+        self._zombies: set[Segment] = set()
+        self._next_serial = (int(server) << 48) + 1
+        self.owned_bytes = 0
+        self.reserved_bytes = 0
+        self.zombie_bytes = 0
+        self.metadata_bytes = 0
+
+    # -- room ------------------------------------------------------------------------------
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the budget that nothing uses."""
+        used = self.owned_bytes + self.reserved_bytes + self.zombie_bytes + self.metadata_bytes
+        return self.capacity_bytes - used
+
+    @property
+    def is_populated(self) -> bool:
+        """Whether the whole arena may be used."""
+        return self._allocator.capacity_bytes >= self.capacity_bytes
+
+    def grow(self, populated_bytes: int) -> bool:
+        """Allow the pages populated so far; return whether any came new."""
+        if populated_bytes <= self._allocator.capacity_bytes:
+            return False
+        self._allocator.grow(populated_bytes)
+        return True
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def match(self, hashes: BlockHashes) -> tuple[SegmentRef, ...]:
+        """Return the flat record of the deepest block known here, cut to its depth."""
+        found = self._index.deepest(hashes)
+        if found is None:
+            return ()
+        _, segment_id, position = found
+        segment = self.slots.get(segment_id)
+        assert segment is not None, "the index names a segment that does not exist"
+        inherited = segment.record.refs[: segment.place]
+        return (*inherited, _ref(segment, position + 1))
+
+    def find(self, ref: SegmentRef) -> Segment | None:
+        """Return the published segment that ``ref`` names, compared by id *and* hash (P4)."""
+        segment = self.slots.get(ref.segment)
+        if segment is None or segment.state is not SegmentState.PUBLISHED:
+            return None
+        if not 1 <= ref.block_count <= segment.block_count:
+            return None
+        return segment if segment.block_hash(ref.block_count - 1) == ref.last_hash else None
+
+    def is_published(self, block_hash: bytes) -> bool:
+        """Tell whether a block of this chained hash is published here."""
+        return block_hash in self._index
+
+    def lease(self, segment: Segment, key: LeaseKey, expiry: float) -> None:
+        """Promise not to reuse the segment's bytes before ``expiry`` (P10)."""
+        segment.leases[key] = max(expiry, segment.leases.get(key, 0.0))
+        self._leased.setdefault(key, set()).add(segment)
+
+    def release(self, key: LeaseKey, now: float) -> None:
+        """End the leases of one operation; ending them twice changes nothing (P10)."""
+        for segment in self._leased.pop(key, ()):
+            segment.leases.pop(key, None)
+            self._free_if_dead(segment, now)
+
+    def release_before(self, client: int, low: float, now: float) -> None:
+        """End the leases of every operation of ``client`` below its watermark (P3)."""
+        for key in [key for key in self._leased if key[0] == client and key[1] < low]:
+            self.release(key, now)
+
+    def expire_leases(self, now: float) -> None:
+        """Forget leases whose time has passed, and free what only they held."""
+        for key, segments in list(self._leased.items()):
+            for segment in [s for s in segments if s.leases[key] <= now]:
+                del segment.leases[key]
+                segments.discard(segment)
+                self._free_if_dead(segment, now)
+            if not segments:
+                del self._leased[key]
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of the segments that somebody holds a lease on."""
+        held = {segment for segments in self._leased.values() for segment in segments}
+        return sum(segment.nbytes for segment in held)
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def reserve(
+        self, record: Record, hashes: BlockHashes, block_counts: Sequence[int], block_bytes: int
+    ) -> list[Segment] | None:
+        """Reserve one contiguous region for new segments, or return None: no room.
+
+        ``record`` carries namespace and inherited refs; its own refs are filled in here.
+        """
+        sizes = [_pages(count * block_bytes) for count in block_counts]
+        metadata = [
+            _SEGMENT_METADATA_BYTES + _BLOCK_METADATA_BYTES * count for count in block_counts
+        ]
+        metadata[0] += _INHERITED_METADATA_BYTES * len(record.refs)
+        if sum(sizes) + sum(metadata) > self.free_bytes:
+            return None
+        offset = self._allocator.allocate(sum(sizes))
+        if offset is None:
+            return None
+        segments: list[Segment] = []
+        first_block = 0
+        for count, nbytes, overhead in zip(block_counts, sizes, metadata, strict=True):
+            segment = Segment(
+                self.slots.take(),
+                record,
+                place=record.own_start + len(segments),
+                offset=offset,
+                nbytes=nbytes,
+                metadata_bytes=overhead,
+                hashes=hashes[first_block : first_block + count],
+                serial=self._next_serial,
+            )
+            self._next_serial += 1
+            self.slots.put(segment)
+            segments.append(segment)
+            offset += nbytes
+            first_block += count
+        record.refs += tuple(_ref(segment, segment.block_count) for segment in segments)
+        for parent, child in itertools.pairwise(segments):
+            parent.links[child.serial] = child.id
+        self.reserved_bytes += sum(sizes)
+        self.metadata_bytes += sum(metadata)
+        return segments
+
+    def publish(self, segments: Iterable[Segment], checksums: bytes) -> None:
+        """Make reserved segments visible, all in one step."""
+        start = 0
+        for segment in segments:
+            segment.state = SegmentState.PUBLISHED
+            segment.checksums = checksums[start : start + 4 * segment.block_count]
+            start += 4 * segment.block_count
+            self._index.insert(segment.hashes, segment.id)
+            self.reserved_bytes -= segment.nbytes
+            self.owned_bytes += segment.nbytes
+
+    def free_reserved(self, segments: Iterable[Segment]) -> None:
+        """Give a reserved region back (P3 only: nobody may still write into it)."""
+        for segment in segments:
+            assert segment.state is SegmentState.RESERVED
+            self.reserved_bytes -= segment.nbytes
+            self._free(segment)
+
+    def retire(self, segment: Segment, now: float) -> None:
+        """Take a published segment out of the index; free its bytes after its last lease."""
+        assert segment.state is SegmentState.PUBLISHED
+        removed = self._index.remove(segment.hashes, segment.id)
+        assert removed == segment.block_count, "a published segment was not wholly indexed"
+        segment.state = SegmentState.ZOMBIE
+        self.owned_bytes -= segment.nbytes
+        self.zombie_bytes += segment.nbytes
+        self._zombies.add(segment)
+        self._free_if_dead(segment, now)
+
+    def published(self, namespace: bytes | None = None) -> list[Segment]:
+        """Return the published segments, of one namespace where one is given."""
+        return [
+            segment
+            for segment in self.slots
+            if segment.state is SegmentState.PUBLISHED
+            and (namespace is None or segment.record.namespace == namespace)
+        ]
+
+    def counters(self) -> dict[str, int]:
+        """Return sizes by name, in bytes and counts."""
+        published = self.published()
+        return {
+            "capacity_bytes": self.capacity_bytes,
+            "free_bytes": self.free_bytes,
+            "owned_bytes": self.owned_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "zombie_bytes": self.zombie_bytes,
+            "metadata_bytes": self.metadata_bytes,
+            "leased_bytes": self.leased_bytes,
+            "segment_count": len(published),
+            "block_count": len(self._index),
+            "retired_slot_count": self.slots.retired_count,
+        }
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _free_if_dead(self, segment: Segment, now: float) -> None:
+        if segment in self._zombies and not segment.is_leased(now):
+            self._zombies.discard(segment)
+            self.zombie_bytes -= segment.nbytes
+            self._free(segment)
+
+    def _free(self, segment: Segment) -> None:
+        for key in segment.leases:
+            if key in self._leased:
+                self._leased[key].discard(segment)
+        self._allocator.release(segment.offset, segment.nbytes)
+        self.metadata_bytes -= segment.metadata_bytes
+        self.slots.release(segment)
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _ref(segment: Segment, block_count: int) -> SegmentRef:
+    return SegmentRef(segment.id, block_count, segment.block_hash(block_count - 1))

@@ -1,0 +1,373 @@
+"""The public face of the store on a client rank: `Store` and `Namespace`.
+
+Nothing here is collective. A deadline or a lost race is a result with a reason; exceptions mean
+wrong arguments (`ConfigError`, `LayoutMismatchError`, ``TypeError``, ``ValueError``), an increment
+that can never fit (`CapacityError`) or a closed store (`ClosedError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptstore_mpi import _native
+from ptstore_mpi.errors import ClosedError, ConfigError
+from ptstore_mpi.layout import KVLayout, namespace_digest
+from ptstore_mpi.protocol import load as load_protocol
+from ptstore_mpi.protocol import maintain
+from ptstore_mpi.protocol import store as store_protocol
+from ptstore_mpi.protocol.context import ClientContext
+from ptstore_mpi.protocol.match import match_broadcast
+from ptstore_mpi.stats import ClientStats
+from ptstore_mpi.tensor_view import bind_views
+from ptstore_mpi.transport.base import ClientTransport
+from ptstore_mpi.types import (
+    SOURCES,
+    BlockHashes,
+    LoadResult,
+    Match,
+    StoreResult,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ptstore_mpi.topology import Topology
+
+__all__ = ["Namespace", "Store"]
+
+Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+class Store:
+    """One client's access to the store. `ptstore_mpi.run` makes it.
+
+    Attributes
+    ----------
+    client_rank, client_count
+        This client among the clients, 0-based, and how many there are.
+    node
+        Node of this client, 0-based.
+    comm
+        Communicator of the clients, for the caller's own use.
+    transport_name
+        What carries the bytes: ``local`` or ``mpi``.
+    """
+
+    def __init__(
+        self,
+        transport: ClientTransport,
+        context: ClientContext,
+        *,
+        topology: Topology,
+        comm: MPI.Comm,
+    ) -> None:
+        self._transport = transport
+        self._context = context
+        self._stats = ClientStats()
+        self._closed = False
+        self.comm = comm
+        self.client_rank: int = comm.Get_rank()
+        self.client_count: int = comm.Get_size()
+        self.node = topology.nodes[context.ledger.client]
+        self.topology = topology
+        self.config = context.config
+        self.transport_name = transport.name
+
+    def namespace(
+        self, model: str, layout: KVLayout, *, salt: str = "", **identity: str
+    ) -> Namespace:
+        """Return the namespace of everything that makes KV interchangeable.
+
+        Collective: no.
+
+        Parameters
+        ----------
+        model
+            Model and revision, or a digest of both.
+        layout
+            Tensors and bytes of a block.
+        salt
+            Separates tenants.
+        identity
+            Anything else that changes the meaning of the bytes: backend, LoRA, weight epoch.
+
+        Raises
+        ------
+        ConfigError
+            ``segment_tokens`` is not a multiple of the layout's ``block_tokens``.
+        """
+        self._check_open()
+        segment_tokens = self.config.segment_tokens
+        if segment_tokens % layout.block_tokens:
+            raise ConfigError(
+                f"segment_tokens must be a multiple of the layout's block_tokens "
+                f"({layout.block_tokens}), got {segment_tokens}"
+            )
+        digest = namespace_digest(layout, {"model": model, "salt": salt, **identity})
+        self._make_room_to_stage(segment_tokens // layout.block_tokens * layout.block_bytes)
+        return Namespace(self, layout, digest)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of this client, as nested dictionaries.
+
+        ``tokens`` by source (they add up to ``asked``), ``bytes`` by path (``rma_bytes`` of them
+        came through the window, ``discarded_bytes`` of these were not used), ``seconds``,
+        ``calls`` and ``reasons`` by operation. Collective: no.
+        """
+        return self._stats.as_dict(self._context.counters)
+
+    def server_stats(self) -> list[dict[str, int]]:
+        """Return the counters of every server that answers, in order. Collective: no."""
+        self._check_open()
+        until = self._transport.now() + self.config.match_timeout_s
+        counters = self._transport.perform(maintain.server_counters(self._context, until))
+        return [counters[server] for server in sorted(counters)]
+
+    def close(self) -> None:
+        """Leave the servers; using the store afterwards is an error. `run` calls this."""
+        if self._closed:
+            return
+        self._closed = True
+        until = self._transport.now() + self.config.close_timeout_s
+        self._transport.perform(maintain.drain(self._context, until))
+        self._transport.perform(maintain.bye(self._context))
+        self._transport.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed: its job has ended")
+
+    def _make_room_to_stage(self, segment_bytes: int) -> None:
+        wanted = -(-2 * max(segment_bytes, self.config.get_bytes) // 4096) * 4096
+        ledger = self._context.ledger
+        if ledger.staging_bytes >= wanted:
+            return
+        until = self._transport.now() + self.config.load_timeout_s
+        if not self._transport.perform(maintain.drain(self._context, until)):
+            raise ConfigError(
+                f"staging_bytes is {ledger.staging_bytes}, {wanted} are needed, and transfers "
+                f"that are still in flight keep the old ones"
+            )
+        self._transport.replace_staging(wanted)
+        ledger.replace_staging(_native.RegionAllocator(wanted))
+
+
+class Namespace:
+    """Prefixes whose KV is interchangeable. `Store.namespace` makes it."""
+
+    def __init__(self, store: Store, layout: KVLayout, digest: bytes) -> None:
+        self._store = store
+        self._transport = store._transport
+        self._context = store._context
+        self.layout = layout
+        self.digest = digest
+        self._tensor_bytes = tuple(spec.block_bytes for spec in layout.tensors)
+
+    def match(self, tokens: Tokens) -> Match:
+        """Find the longest known prefix of a prompt.
+
+        Collective: no. Blocks until every server has answered, at most ``match_timeout_s``.
+
+        Parameters
+        ----------
+        tokens
+            Token ids of the prompt, non-negative 32-bit integers.
+
+        Returns
+        -------
+        Match
+            Whole blocks, at most ``len(tokens) - 1`` tokens; zero is an ordinary result.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``tokens`` is not a flat sequence of integers in 0 .. 2**32 - 1, or is empty.
+        """
+        self._store._check_open()
+        started = self._transport.now()
+        ids = as_token_ids(tokens)
+        usable = (len(ids) - 1) // self.layout.block_tokens
+        hashes = self._hash(ids[: usable * self.layout.block_tokens])
+        until = started + self._store.config.match_timeout_s
+        found = self._transport.perform(match_broadcast(self._context, hashes, until))
+        if not usable:
+            reason = "short"
+        elif found.partial:
+            reason = "partial"
+        elif found.block_count == usable:
+            reason = "whole"
+        else:
+            reason = "diverged" if found.block_count else "cold"
+        match = Match(
+            found.block_count * self.layout.block_tokens,
+            len(ids),
+            reason,
+            found.refs,
+            self._transport.now() - started,
+        )
+        self._store._stats.add_match(match)
+        return match
+
+    def load(self, match: Match, out: Sequence[Any], *, skip_tokens: int = 0) -> LoadResult:
+        """Copy the KV of a match into the caller's memory.
+
+        Call it for an empty match too: that costs nothing, and it is what counts the request.
+        Collective: no. Blocks until done, at most ``load_timeout_s``; nothing writes into ``out``
+        after it has returned.
+
+        Parameters
+        ----------
+        match
+            Result of `match` in this namespace.
+        out
+            One writable array or `TensorView` per tensor of the layout, with room for
+            ``match.tokens``; token 0 of the prompt is token 0 of each.
+        skip_tokens
+            Leading tokens that the caller has already, a multiple of ``block_tokens``; they are
+            not written and count as ``engine``.
+
+        Raises
+        ------
+        LayoutMismatchError
+            ``out`` does not fit the layout; nothing was written.
+        """
+        self._store._check_open()
+        started = self._transport.now()
+        block_tokens = self.layout.block_tokens
+        skip_blocks, rest = divmod(min(skip_tokens, match.tokens), block_tokens)
+        if rest or skip_tokens < 0:
+            raise ValueError(
+                f"skip_tokens must be a multiple of block_tokens ({block_tokens}), "
+                f"got {skip_tokens}"
+            )
+        by_source = dict.fromkeys(SOURCES, 0)
+        by_source["engine"] = skip_blocks * block_tokens
+        reason = "nothing"
+        if match.tokens > skip_blocks * block_tokens:
+            views = bind_views(self.layout, out, match.tokens // block_tokens, writable=True)
+            loaded = self._transport.perform(
+                load_protocol.load(
+                    self._context,
+                    match.segments,
+                    views,
+                    tensor_bytes=self._tensor_bytes,
+                    skip_blocks=skip_blocks,
+                    until=started + self._store.config.load_timeout_s,
+                )
+            )
+            by_source["owned"] = loaded.near_blocks * block_tokens
+            by_source["remote"] = loaded.far_blocks * block_tokens
+            reason = loaded.reason
+        result = LoadResult(
+            sum(by_source.values()), by_source, reason, self._transport.now() - started
+        )
+        self._store._stats.add_load(match, result)
+        return result
+
+    def store(
+        self, tokens: Tokens, kv: Sequence[Any], *, verified_tokens: int | None = None
+    ) -> StoreResult:
+        """Keep the KV of a prompt beyond what is known. Call it after the first token.
+
+        Collective: no. Blocks until published, at most ``store_timeout_s``; ``kv`` is only read,
+        and not any more after it has returned.
+
+        Parameters
+        ----------
+        tokens
+            Token ids of the prompt; its whole blocks are stored.
+        kv
+            One array or `TensorView` per tensor of the layout, holding all of these blocks.
+        verified_tokens
+            ``tokens`` of this prompt's `LoadResult`: a known prefix beyond it did not load and is
+            not built upon. Default: every known prefix is trusted.
+
+        Raises
+        ------
+        CapacityError
+            The increment is larger than an arena; nothing was written.
+        LayoutMismatchError
+            ``kv`` does not fit the layout; nothing was written.
+        """
+        self._store._check_open()
+        started = self._transport.now()
+        hashes = self._hash(as_token_ids(tokens))
+        verified = len(hashes)
+        if verified_tokens is not None:
+            verified = verified_tokens // self.layout.block_tokens
+        outcome = store_protocol.Stored(0, "known")
+        if len(hashes):
+            increment = store_protocol.Increment(
+                self.digest,
+                hashes,
+                bind_views(self.layout, kv, len(hashes), writable=False),
+                self._tensor_bytes,
+                self._store.config.segment_tokens // self.layout.block_tokens,
+            )
+            until = started + self._store.config.store_timeout_s
+            outcome = self._transport.perform(
+                store_protocol.store(
+                    self._context, increment, verified_blocks=verified, until=until
+                )
+            )
+            self._transport.perform(maintain.abandon_unsettled(self._context))
+        result = StoreResult(
+            outcome.block_count * self.layout.block_tokens,
+            outcome.block_count * self.layout.block_bytes,
+            outcome.reason,
+            self._transport.now() - started,
+        )
+        self._store._stats.add_store(result)
+        return result
+
+    def clear(self) -> int | None:
+        """Forget this namespace on every server.
+
+        Collective: no. Returns the number of segments removed, or None where a server did not
+        answer within ``match_timeout_s``.
+        """
+        self._store._check_open()
+        until = self._transport.now() + self._store.config.match_timeout_s
+        return self._transport.perform(maintain.clear(self._context, self.digest, until))
+
+    def drop_tail(self, match: Match) -> bool | None:
+        """Drop the last segment of a match if nothing continues it.
+
+        Collective: no. Returns False where the segment is gone or has children, None where its
+        owner did not answer.
+        """
+        self._store._check_open()
+        if not match.segments:
+            return False
+        until = self._transport.now() + self._store.config.match_timeout_s
+        return self._transport.perform(maintain.drop(self._context, match.segments[-1], until))
+
+    def _hash(self, ids: npt.NDArray[np.uint32]) -> BlockHashes:
+        return _native.hash_blocks(
+            ids,
+            block_tokens=self.layout.block_tokens,
+            root=self.digest,
+            seed=self._store.config.seed,
+        )
+
+
+def as_token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:
+    """Return ``tokens`` as contiguous uint32, shape (n,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not a flat, non-empty sequence of integers in 0 .. 2**32 - 1.
+    """
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or not ids.size:
+        raise ValueError(f"expected a flat, non-empty sequence of token ids, got shape {ids.shape}")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"expected integer token ids, got dtype {ids.dtype}")
+    if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
+        raise ValueError(f"expected token ids in 0 .. 4294967295, got {ids.min()} .. {ids.max()}")
+    return np.ascontiguousarray(ids, dtype=np.uint32)

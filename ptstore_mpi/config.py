@@ -1,0 +1,211 @@
+"""Every limit of the store, with its unit, validated once.
+
+A value comes from, in rising order of precedence: its default, a TOML file, a ``PTSTORE_<NAME>``
+environment variable, a keyword. Unknown names and impossible values are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from ptstore_mpi.errors import ConfigError
+
+__all__ = ["Config", "parse_bytes"]
+
+_OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
+_UNITS = {
+    "": 1,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "B": 1,
+}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return a number of bytes from ``"512MiB"``, ``"2 GB"``, ``"4096"`` or an integer.
+
+    Raises
+    ------
+    ConfigError
+        The text is not a number with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
+    """
+    if isinstance(text, int):
+        return text
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise ConfigError(f"expected a size such as 512MiB or 2GB, got {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one job; equal on every rank (``launch`` checks that).
+
+    Attributes
+    ----------
+    memory_bytes
+        KV memory of one *node*, metadata included, shared by the node's servers.
+    servers_per_node
+        Servers on each node: one per network interface. The lowest ranks of a node serve.
+    segment_tokens
+        Tokens of a full segment; a multiple of every layout's ``block_tokens``.
+    placement
+        Owner of an increment: ``local`` (a server of the storing client's node), ``random``
+        (a function of the block hashes) or ``least_loaded`` (the less loaded of two such).
+    verify
+        Block checksums checked by load: ``off``, ``remote`` (what crossed a wire) or ``always``.
+    match_timeout_s, load_timeout_s, store_timeout_s
+        Deadlines of the operations. What misses one is a miss with a reason.
+    retry_s
+        Time after which an unanswered request is sent again.
+    lease_cap_s
+        Longest lease an owner grants.
+    close_timeout_s
+        Longest time for the collective open and for the close; past it the job aborts.
+    staging_bytes
+        Store-owned memory of a client where remote segments land; at least two full segments
+        are kept whatever this says.
+    get_bytes, gets_in_flight_count
+        Largest single Get, and how many a client keeps in flight.
+    copy_threads
+        Threads of a client's copies; 0 shares the node's cores among its clients (at most 4).
+    idle
+        ``adaptive``: spin ``idle_spin_s`` after the last activity, then nap, doubling from
+        ``nap_first_s`` to ``nap_cap_s``. ``spin`` where a core is dedicated to the server.
+    unconfirmed_count
+        Regions a client may hold unsettled at one server.
+    shared_memory_dir
+        Folder of the arenas: a tmpfs.
+    hash_seed
+        Key of the block hash, 32 hexadecimal digits; jobs that share files must agree on it.
+    """
+
+    memory_bytes: int = 1 << 30
+    servers_per_node: int = 1
+    segment_tokens: int = 256
+    placement: Literal["local", "random", "least_loaded"] = "local"
+    verify: Literal["off", "remote", "always"] = "remote"
+    match_timeout_s: float = 2.0
+    load_timeout_s: float = 10.0
+    store_timeout_s: float = 30.0
+    retry_s: float = 5.0
+    lease_cap_s: float = 60.0
+    close_timeout_s: float = 60.0
+    staging_bytes: int = 64 << 20
+    get_bytes: int = 16 << 20
+    gets_in_flight_count: int = 64
+    copy_threads: int = 0
+    idle: Literal["adaptive", "spin"] = "adaptive"
+    idle_spin_s: float = 300e-6
+    nap_first_s: float = 20e-6
+    nap_cap_s: float = 200e-6
+    unconfirmed_count: int = 8
+    shared_memory_dir: str = "/dev/shm"
+    hash_seed: str = "70747374 6f72652d 6d70692d 76310000".replace(" ", "")
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name == "copy_threads":
+                if value < 0:
+                    raise ConfigError(f"copy_threads must be 0 (automatic) or more, got {value}")
+            elif isinstance(value, int | float) and not value > 0:
+                raise ConfigError(f"{name} must be greater than 0, got {value}")
+        if not re.fullmatch(r"[0-9a-fA-F]{32}", self.hash_seed):
+            raise ConfigError(f"hash_seed must be 32 hexadecimal digits, got {self.hash_seed!r}")
+        if self.nap_first_s > self.nap_cap_s:
+            raise ConfigError(
+                f"nap_first_s ({self.nap_first_s}) must not exceed nap_cap_s ({self.nap_cap_s})"
+            )
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of one server's arena: its share of the node's memory, in whole 4 KiB pages."""
+        return self.memory_bytes // self.servers_per_node // 4096 * 4096
+
+    @property
+    def seed(self) -> bytes:
+        """The 16-byte key of the block hash."""
+        return bytes.fromhex(self.hash_seed)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return the settings from a TOML file, ``PTSTORE_*`` variables and keywords.
+
+        Parameters
+        ----------
+        path
+            TOML file with the fields of this class at its top level; default: the file named by
+            ``PTSTORE_CONFIG``, if any.
+        environment
+            Variables to read; default ``os.environ``.
+        settings
+            Keywords; they win. ``*_bytes`` accept ``"512MiB"``.
+
+        Raises
+        ------
+        ConfigError
+            An unknown name or an impossible value, with where it came from.
+        """
+        environment = os.environ if environment is None else environment
+        path = path if path is not None else environment.get("PTSTORE_CONFIG")
+        merged = dict(_from_toml(Path(path))) if path is not None else {}
+        _refuse_unknown(merged, cls.__struct_fields__, where=f"file {path}")
+        merged |= _from_environment(environment, cls.__struct_fields__)
+        _refuse_unknown(settings, cls.__struct_fields__, where="keyword")
+        merged |= settings
+        for name, value in merged.items():
+            if name.endswith("_bytes"):
+                merged[name] = parse_bytes(value)
+        try:
+            return msgspec.convert(merged, cls, strict=False)
+        except msgspec.ValidationError as error:
+            cause = error.__cause__
+            raise (cause if isinstance(cause, ConfigError) else ConfigError(str(error))) from None
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"configuration file {path} does not exist") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
+
+
+def _from_environment(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, Any]:
+    given = {
+        name.removeprefix("PTSTORE_").lower(): value
+        for name, value in environment.items()
+        if name.startswith("PTSTORE_") and name not in _OTHER_VARIABLES
+    }
+    _refuse_unknown(given, names, where="environment variable PTSTORE_*")
+    return given
+
+
+def _refuse_unknown(given: Mapping[str, Any], names: tuple[str, ...], *, where: str) -> None:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"unknown setting {', '.join(map(repr, unknown))} ({where}); "
+            f"known settings: {', '.join(names)}"
+        )

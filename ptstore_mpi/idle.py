@@ -1,0 +1,53 @@
+"""How a rank waits without burning a core that its neighbours compute on.
+
+Spin while something may come at once, then nap, doubling. Naps of some tens of microseconds need
+the kernel's timer slack lowered: by default it adds 50 us to each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+
+from ptstore_mpi.config import Config
+
+__all__ = ["Idle", "lower_timer_slack"]
+
+_PR_SET_TIMERSLACK = 29
+
+
+def lower_timer_slack(slack_ns: int = 1000) -> None:
+    """Let this thread's sleeps end within ``slack_ns`` of their time (Linux; else no effect)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns))
+
+
+class Idle:
+    """One waiting loop's patience; see `Config.idle`."""
+
+    def __init__(self, config: Config) -> None:
+        self._spins = config.idle == "spin"
+        self._spin_s = config.idle_spin_s
+        self._first_s = config.nap_first_s
+        self._cap_s = config.nap_cap_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Take note of activity: spin again before napping."""
+        self._quiet_since = time.monotonic()
+        self._nap_s = self._first_s
+
+    def wait(self) -> None:
+        """Let a little time pass."""
+        if self._spins or time.monotonic() - self._quiet_since < self._spin_s:
+            return
+        time.sleep(self._nap_s)
+        self._nap_s = min(2 * self._nap_s, self._cap_s)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait until ``done()``; it is called again and again and makes the progress."""
+        self.reset()
+        while not done():
+            self.wait()

@@ -1,0 +1,176 @@
+"""Start and end of a job: split the ranks into servers and clients, run, close together.
+
+    def main(store): ...            # called on every client rank
+    ptstore_mpi.run(main, config)   # collective over all ranks
+
+`run` is the whole story for a script. The longer form is ``job = launch(config)``, then
+``job.serve()`` where ``job.is_server`` and work on ``job.client`` elsewhere, then ``job.close()``.
+With one rank in all the server runs inside the process, so a script needs no ``mpiexec``.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from ptstore_mpi import _native
+from ptstore_mpi.arena import Arena
+from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.client import Store
+from ptstore_mpi.config import Config
+from ptstore_mpi.protocol.context import ClientContext, Ledger
+from ptstore_mpi.protocol.handler import ServerHandler
+from ptstore_mpi.topology import Topology
+from ptstore_mpi.transport.local import LocalTransport
+from ptstore_mpi.transport.mpi_job import MpiJob, automatic_copy_threads
+from ptstore_mpi.transport.watchdog import abort
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["Job", "launch", "run"]
+
+T = TypeVar("T")
+
+
+class Job:
+    """This rank's part of a running job. `launch` makes it; `close` is collective.
+
+    Attributes
+    ----------
+    client
+        The store, on a client rank; None on a server.
+    topology
+        Roles of all ranks.
+    """
+
+    def __init__(self, config: Config, comm: MPI.Comm) -> None:
+        self._mpi: MpiJob | None = None
+        self._self_comm: MPI.Comm | None = None
+        self.client: Store | None = None
+        if comm.Get_size() == 1:
+            self.topology = Topology((0,), (0,), (0,))
+            self._self_comm = comm.Dup()
+            self.client = _local_store(config, self.topology, self._self_comm)
+            return
+        self._mpi = MpiJob(config, comm)
+        self.topology = self._mpi.topology
+        if self._mpi.transport is not None:
+            rank = self._mpi.comm.Get_rank()
+            self.client = Store(
+                self._mpi.transport,
+                _context(config, self.topology, rank),
+                topology=self.topology,
+                comm=self._mpi.role_comm,
+            )
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank serves."""
+        return self.client is None
+
+    def serve(self) -> None:
+        """Serve until every client has left. Collective with the clients' work and close."""
+        server = self._mpi.server if self._mpi is not None else None
+        assert server is not None, "this rank is a client"
+        server.serve()
+
+    def close(self) -> None:
+        """End the job together. Collective; clients leave first, servers serve until then."""
+        if self.client is not None:
+            self.client.close()
+        if self._mpi is not None:
+            self._mpi.close()
+            self._mpi = None
+        if self._self_comm is not None:
+            self._self_comm.Free()
+            self._self_comm = None
+
+
+def launch(config: Config | None = None, *, comm: MPI.Comm | None = None) -> Job:
+    """Open a job over the ranks of ``comm``. Collective.
+
+    Parameters
+    ----------
+    config
+        Settings; default: `Config.load`. Equal on every rank.
+    comm
+        Ranks of the job, default ``COMM_WORLD``; it is duplicated.
+
+    Raises
+    ------
+    ConfigError
+        On every rank: settings that differ or cannot work on these ranks.
+    """
+    return Job(config if config is not None else Config.load(), comm or MPI.COMM_WORLD)
+
+
+def run(
+    main: Callable[[Store], T], config: Config | None = None, *, comm: MPI.Comm | None = None
+) -> T | None:
+    """Run ``main(store)`` on every client rank while the servers serve. Collective.
+
+    An exception aborts the whole job with rank and phase: it never enters the collective close,
+    where the other ranks would wait for ever. With one rank it is simply raised.
+
+    Parameters
+    ----------
+    main
+        Called once on every client rank.
+    config, comm
+        As in `launch`.
+
+    Returns
+    -------
+    What ``main`` returned, on a client; None on a server.
+    """
+    comm = comm or MPI.COMM_WORLD
+    phase = "open"
+    try:
+        job = launch(config, comm=comm)
+        result: T | None = None
+        if job.client is not None:
+            phase = "main"
+            result = main(job.client)
+        else:
+            phase = "serve"
+            job.serve()
+        phase = "close"
+        job.close()
+    except BaseException:
+        if comm.Get_size() == 1:
+            raise
+        traceback.print_exc()
+        sys.stdout.flush()
+        abort(f"failed in phase {phase!r}; the job is aborted")
+        raise
+    return result
+
+
+def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
+    arena = Arena.create(config.shared_memory_dir, config.arena_bytes)
+    arena.unlink()
+    arena.start_populating()
+    cache = OwnedCache(ServerIndex(0), config.arena_bytes, populated_bytes=0)
+    handler = ServerHandler(
+        cache, lease_cap_s=config.lease_cap_s, unconfirmed_count=config.unconfirmed_count
+    )
+    transport = LocalTransport(
+        handler,
+        arena,
+        staging_bytes=config.staging_bytes,
+        copy_threads=config.copy_threads or automatic_copy_threads(1),
+    )
+    return Store(transport, _context(config, topology, 0), topology=topology, comm=comm)
+
+
+def _context(config: Config, topology: Topology, rank: int) -> ClientContext:
+    staging = _native.RegionAllocator(config.staging_bytes)
+    return ClientContext(
+        config,
+        Ledger(rank, staging),
+        server_count=len(topology.server_ranks),
+        near=topology.servers_of(topology.nodes[rank]),
+    )

@@ -1,0 +1,115 @@
+"""What makes KV bytes interchangeable: the layout of a block, and the namespace digest.
+
+The store treats a block as opaque bytes per tensor. A layout is the ordered list of tensors with
+their bytes per block; whatever else decides the meaning of the bytes (model, dtype, backend,
+tenant) goes into the namespace, whose digest roots every hash chain. Another layout is therefore
+another namespace: a miss, never an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from ptstore_mpi.errors import ConfigError
+from ptstore_mpi.types import HASH_BYTES
+
+__all__ = ["DTYPE_BYTES", "KVLayout", "TensorSpec", "namespace_digest"]
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+"""Bytes of one element by dtype name."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One named piece of a layer's KV: ``block_bytes`` opaque bytes for every block."""
+
+    name: str
+    block_bytes: int
+
+
+class KVLayout(msgspec.Struct, frozen=True):
+    """Ordered tensors of one block of ``block_tokens`` tokens.
+
+    Raises
+    ------
+    ConfigError
+        No tensor, a size that is not positive, or two tensors of one name.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise ConfigError(f"block_tokens must be at least 1, got {self.block_tokens}")
+        if not self.tensors:
+            raise ConfigError("a layout needs at least one tensor, got none")
+        for spec in self.tensors:
+            if spec.block_bytes < 1:
+                raise ConfigError(
+                    f"tensor {spec.name!r}: block_bytes must be at least 1, got {spec.block_bytes}"
+                )
+        names = [spec.name for spec in self.tensors]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ConfigError(f"tensor names must be unique, got twice: {', '.join(twice)}")
+
+    @classmethod
+    def for_attention(
+        cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16
+    ) -> KVLayout:
+        """Return the layout of plain attention: a key and a value tensor per layer.
+
+        ``block_bytes = kv_heads * block_tokens * head_dim * bytes of dtype`` for each tensor.
+        """
+        if dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {dtype!r}")
+        for name, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        block_bytes = kv_heads * block_tokens * head_dim * DTYPE_BYTES[dtype]
+        tensors = tuple(
+            TensorSpec(f"layers.{layer}.{kind}", block_bytes)
+            for layer in range(layers)
+            for kind in ("key", "value")
+        )
+        return cls(tensors, block_tokens)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all tensors."""
+        return sum(spec.block_bytes for spec in self.tensors)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one token over all tensors."""
+        return self.block_bytes / self.block_tokens
+
+
+def namespace_digest(layout: KVLayout, identity: Mapping[str, str]) -> bytes:
+    """Return the 16-byte digest that roots the hash chains of a namespace.
+
+    It is the BLAKE2b digest of the canonical MessagePack form of layout and identity, so it is
+    equal on every rank, in every job and under any ``PYTHONHASHSEED``.
+
+    Parameters
+    ----------
+    layout
+        Layout of the KV.
+    identity
+        Everything else that makes KV interchangeable: model and revision, backend, LoRA,
+        tenant salt. Order does not matter.
+    """
+    canonical = msgspec.msgpack.encode(("ptstore-namespace-1", layout, sorted(identity.items())))
+    return hashlib.blake2b(canonical, digest_size=HASH_BYTES).digest()

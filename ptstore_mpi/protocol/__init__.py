@@ -1,0 +1,1 @@
+"""The protocol without I/O: messages, effects, client generators and the server's handler."""

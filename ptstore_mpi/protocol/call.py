@@ -1,0 +1,59 @@
+"""Request and reply: ask several servers at once, collect until a deadline, ask again if silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ptstore_mpi.protocol.context import ClientContext
+from ptstore_mpi.protocol.effects import Now, Operation, Receive, Send
+from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["Called", "call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A reply, and when the attempt that it answers was sent (P12)."""
+
+    reply: Reply
+    sent_s: float
+
+
+def call(
+    context: ClientContext, requests: Mapping[ServerIndex, Request], until: float
+) -> Operation[dict[ServerIndex, Called]]:
+    """Send one request to each server and return the replies that came before ``until``.
+
+    All requests belong to one operation. A silent server is asked again every ``retry_s``, with
+    the same ``op`` and the next ``attempt``; a reply to any attempt counts, from the time that
+    very attempt was sent. Replies to other operations are stale and are dropped.
+    """
+    waiting = dict(requests)
+    sent_s: dict[tuple[ServerIndex, int], float] = {}
+    called: dict[ServerIndex, Called] = {}
+    attempt = 0
+    while waiting:
+        now = yield Now()
+        if now >= until and attempt:
+            break
+        for server, request in waiting.items():
+            low = context.ledger.key(request.op, server)[3]
+            sent_s[server, attempt] = yield Now()
+            yield Send(server, msgspec.structs.replace(request, attempt=attempt, low=low))
+        retry_at = min(until, now + context.config.retry_s)
+        while waiting:
+            reply: Reply | None = yield Receive(retry_at)
+            if reply is None:
+                break
+            server = ServerIndex(reply.server)
+            request_sent = waiting.get(server)
+            if request_sent is None or reply.op != request_sent.op:
+                continue
+            called[server] = Called(reply, sent_s[server, reply.attempt])
+            del waiting[server]
+        attempt += 1
+    return called

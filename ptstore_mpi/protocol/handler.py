@@ -1,0 +1,181 @@
+"""The state machine of one server: ``handle(request, now)`` returns actions, and nothing else.
+
+No MPI, no clock, no bytes: a transport feeds it requests, peer messages, finished receives and
+the time, and carries out the actions it returns. Everything it promises is in `WritePath`
+(writing, links, removal) and `OwnedCache` (room, index, leases).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.protocol.actions import Action, Answer
+from ptstore_mpi.protocol.messages import (
+    AbandonRequest,
+    AcquireReply,
+    AcquireRequest,
+    ByeRequest,
+    ClearRequest,
+    CountReply,
+    DropRequest,
+    Grant,
+    MatchReply,
+    MatchRequest,
+    PeerMessage,
+    PublishRequest,
+    ReleaseRequest,
+    Request,
+    ReserveRequest,
+    StatsReply,
+    StatsRequest,
+)
+from ptstore_mpi.protocol.writes import WritePath
+from ptstore_mpi.types import HASH_BYTES, ServerIndex
+
+__all__ = ["ServerHandler"]
+
+
+class ServerHandler:
+    """One server.
+
+    Parameters
+    ----------
+    cache
+        Its owned cache.
+    lease_cap_s
+        Longest lease it grants, s.
+    unconfirmed_count
+        Unsettled regions a client may hold here (P2).
+    """
+
+    def __init__(
+        self, cache: OwnedCache, *, lease_cap_s: float = 60.0, unconfirmed_count: int = 8
+    ) -> None:
+        self.cache = cache
+        self.writes = WritePath(cache, unconfirmed_count=unconfirmed_count)
+        self._lease_cap_s = lease_cap_s
+        self._low: dict[int, float] = {}
+        self._removed_counts: dict[tuple[int, int], int] = {}
+        self.gone_clients: set[int] = set()
+        self.request_count = 0
+        self.dropped_count = 0
+
+    # -- entry points ----------------------------------------------------------------------
+
+    def handle(self, request: Request, now: float) -> list[Action]:
+        """Handle one request of a client."""
+        self.request_count += 1
+        return list(self._handle(request, now))
+
+    def handle_peer(self, sender: ServerIndex, message: PeerMessage, now: float) -> list[Action]:
+        """Handle one message of another server."""
+        return list(self.writes.handle_peer(sender, message, now))
+
+    def received(self, client: int, op: int, now: float, *, intact: bool = True) -> list[Action]:
+        """Take note that all data messages of a write have arrived."""
+        return list(self.writes.received(client, op, now, intact=intact))
+
+    def settled(self, client: int, op: int) -> None:
+        """Take note that no receive of a write is open any more."""
+        self.writes.settled(client, op)
+
+    def tick(self, now: float) -> list[Action]:
+        """Let time pass: end leases and reservations whose time is over."""
+        self.cache.expire_leases(now)
+        return list(self.writes.expire(now))
+
+    def grow(self, populated_bytes: int, now: float) -> list[Action]:
+        """Use the pages populated so far."""
+        return list(self.writes.retry_waiting(now)) if self.cache.grow(populated_bytes) else []
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters of this server by name; bytes and counts."""
+        statuses = {f"write_{k}_count": v for k, v in sorted(self.writes.status_counts.items())}
+        return {
+            **self.cache.counters(),
+            "request_count": self.request_count,
+            "dropped_count": self.dropped_count,
+            "live_reservation_count": self.writes.live_count,
+            **statuses,
+        }
+
+    # -- requests --------------------------------------------------------------------------
+
+    def _handle(self, request: Request, now: float) -> Iterator[Action]:
+        client = request.client
+        if isinstance(request, ByeRequest):
+            self.gone_clients.add(client)
+            yield from self._raise_low(client, math.inf, now)
+            return
+        yield from self._raise_low(client, request.low, now)
+        if request.op < self._low[client]:
+            return  # a late duplicate of an operation its client has finished (P3)
+        match request:
+            case MatchRequest():
+                yield Answer(client, self._match(request))
+            case AcquireRequest():
+                yield Answer(client, self._acquire(request, now))
+            case ReleaseRequest():
+                self.cache.release((client, request.op), now)
+            case ReserveRequest():
+                yield from self.writes.reserve(request, now)
+            case PublishRequest():
+                yield from self.writes.publish(request, now)
+            case AbandonRequest():
+                yield from self.writes.abandon(client, request.op, now)
+            case ClearRequest() | DropRequest():
+                yield from self._remove(request, now)
+            case StatsRequest():
+                reply = StatsReply(self.cache.server, request.op, request.attempt, self.counters())
+                yield Answer(client, reply)
+
+    def _raise_low(self, client: int, low: float, now: float) -> Iterator[Action]:
+        before = self._low.get(client, 0)
+        self._low[client] = max(before, low)
+        if low > before:
+            self.cache.release_before(client, low, now)
+            for key in [k for k in self._removed_counts if k[0] == client and k[1] < low]:
+                del self._removed_counts[key]
+            yield from self.writes.raise_low(client, low, now)
+
+    def _match(self, request: MatchRequest) -> MatchReply:
+        hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        refs = self.cache.match(hashes)
+        return MatchReply(
+            self.cache.server, request.op, request.attempt, refs, self.cache.free_bytes
+        )
+
+    def _acquire(self, request: AcquireRequest, now: float) -> AcquireReply:
+        granted_s = min(request.remaining_s, self._lease_cap_s)
+        grants: list[Grant] = []
+        for ref in request.refs:
+            segment = self.cache.find(ref)
+            if segment is None:
+                break
+            self.cache.lease(segment, (request.client, request.op), now + granted_s)
+            checksums = segment.checksums[: 4 * ref.block_count] if request.checksums else b""
+            grants.append(Grant(segment.offset, segment.block_count, checksums))
+        return AcquireReply(
+            self.cache.server, request.op, request.attempt, tuple(grants), granted_s
+        )
+
+    def _remove(self, request: ClearRequest | DropRequest, now: float) -> Iterator[Action]:
+        key = (request.client, request.op)
+        if key not in self._removed_counts:  # a repetition is answered, not done again (P2)
+            before = len(self.cache.published())
+            if isinstance(request, ClearRequest):
+                yield from self.writes.clear(request.namespace, now)
+            else:
+                segment = self.cache.find(request.ref)
+                if segment is not None and not segment.links:
+                    yield from self.writes.remove([segment], now)
+            self._removed_counts[key] = before - len(self.cache.published())
+            self.dropped_count += self._removed_counts[key]
+        yield Answer(
+            request.client,
+            CountReply(self.cache.server, request.op, request.attempt, self._removed_counts[key]),
+        )

@@ -1,0 +1,269 @@
+"""Every message of the control plane, typed, and their one encoding (MessagePack arrays).
+
+Three families: requests (client to server), replies (server to client) and peer messages (server
+to server). A request carries its key ``(client, op, attempt, low)`` (rules P1 and P3 of the
+protocol); a reply echoes ``op`` and ``attempt``, so that the client can tell whose answer it is
+and from when its lease counts (P12). Peer messages travel on a channel that is FIFO and exactly
+once (P7).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ptstore_mpi.types import SegmentRef
+
+__all__ = [
+    "AbandonRequest",
+    "AcquireReply",
+    "AcquireRequest",
+    "ByeRequest",
+    "ClearRequest",
+    "CountReply",
+    "DropRequest",
+    "Grant",
+    "Link",
+    "LinkResult",
+    "MatchReply",
+    "MatchRequest",
+    "PeerMessage",
+    "Prune",
+    "PublishRequest",
+    "ReleaseRequest",
+    "Reply",
+    "Request",
+    "ReserveReply",
+    "ReserveRequest",
+    "StatsReply",
+    "StatsRequest",
+    "Unlink",
+    "WriteReply",
+    "WriteStatus",
+    "decode_peer",
+    "decode_reply",
+    "decode_request",
+    "encode",
+]
+
+WriteStatus = Literal[
+    "reserved", "published", "dedup", "full", "gone", "expired", "abandoned", "unconfirmed"
+]
+"""State of a write at its owner, as answered to its writer."""
+
+
+class _Keyed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Key of a client's request (P1).
+
+    ``op`` grows by one per operation of that client; ``attempt`` per repetition; ``low`` is the
+    smallest op of that client still live at the server it is sent to (P3).
+    """
+
+    client: int
+    op: int
+    attempt: int
+    low: int
+
+
+class MatchRequest(_Keyed, frozen=True):
+    """Find the deepest of these chained block hashes (16 bytes each, concatenated)."""
+
+    hashes: bytes
+
+
+class AcquireRequest(_Keyed, frozen=True):
+    """Lease these segments for ``remaining_s`` seconds from the moment they are granted (P11)."""
+
+    refs: tuple[SegmentRef, ...]
+    remaining_s: float
+    checksums: bool
+
+
+class ReleaseRequest(_Keyed, frozen=True):
+    """End every lease of operation ``op``; never answered."""
+
+
+class ReserveRequest(_Keyed, frozen=True):
+    """Reserve one region for new segments behind the last of ``ancestors``.
+
+    ``ancestors`` is the flat record of the prefix they continue, empty at position 0. ``hashes``
+    are those of the new blocks; ``segment_block_counts`` adds up to their number; ``mapped`` says
+    that the writer maps the owner's arena and writes it by itself.
+    """
+
+    namespace: bytes
+    ancestors: tuple[SegmentRef, ...]
+    hashes: bytes
+    segment_block_counts: tuple[int, ...]
+    block_bytes: int
+    remaining_s: float
+    mapped: bool
+
+
+class PublishRequest(_Keyed, frozen=True):
+    """Make the reserved region visible. ``checksums``: uint32 per block, or empty (P5)."""
+
+    checksums: bytes
+
+
+class AbandonRequest(_Keyed, frozen=True):
+    """Give the reservation up; it can no longer be published. Never answered."""
+
+
+class ClearRequest(_Keyed, frozen=True):
+    """Forget a namespace on this server."""
+
+    namespace: bytes
+
+
+class DropRequest(_Keyed, frozen=True):
+    """Drop one published segment that nothing is linked to (P15)."""
+
+    ref: SegmentRef
+
+
+class StatsRequest(_Keyed, frozen=True):
+    """Ask for the counters of this server."""
+
+
+class ByeRequest(_Keyed, frozen=True):
+    """The client leaves: its ``low`` is infinite from now on (P3). Never answered."""
+
+
+Request = (
+    MatchRequest
+    | AcquireRequest
+    | ReleaseRequest
+    | ReserveRequest
+    | PublishRequest
+    | AbandonRequest
+    | ClearRequest
+    | DropRequest
+    | StatsRequest
+    | ByeRequest
+)
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What every reply echoes: the server that answers, and the key it answers."""
+
+    server: int
+    op: int
+    attempt: int
+
+
+class MatchReply(_Answer, frozen=True):
+    """Deepest match on this server: its flat record, empty where nothing matched."""
+
+    refs: tuple[SegmentRef, ...]
+    free_bytes: int
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """A leased segment: where its image starts in the arena, and its shape.
+
+    ``checksums`` holds uint32 per used block, or nothing where none were stored or asked for.
+    """
+
+    offset: int
+    segment_blocks: int
+    checksums: bytes
+
+
+class AcquireReply(_Answer, frozen=True):
+    """Leases on a prefix of the segments asked for: the first that is gone ends it."""
+
+    grants: tuple[Grant, ...]
+    granted_s: float
+
+
+class ReserveReply(_Answer, frozen=True):
+    """Outcome of a reservation; ``offsets`` is where each new segment starts in the arena."""
+
+    status: WriteStatus
+    offsets: tuple[int, ...] = ()
+
+
+class WriteReply(_Answer, frozen=True):
+    """Outcome of a publish."""
+
+    status: WriteStatus
+
+
+class CountReply(_Answer, frozen=True):
+    """How many segments a maintenance operation removed."""
+
+    count: int
+
+
+class StatsReply(_Answer, frozen=True):
+    """Counters of one server by name; bytes and counts."""
+
+    counters: dict[str, int]
+
+
+Reply = MatchReply | AcquireReply | ReserveReply | WriteReply | CountReply | StatsReply
+
+
+class _Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """``serial`` names one link for ever: it is never reused (P7)."""
+
+    serial: int
+
+
+class Link(_Peer, frozen=True):
+    """``child`` (of the sender) continues ``parent`` (of the receiver)."""
+
+    parent: SegmentRef
+    child: int
+
+
+class LinkResult(_Peer, frozen=True):
+    """Whether the parent was there and is now held by the link."""
+
+    linked: bool
+
+
+class Unlink(_Peer, frozen=True):
+    """The child of this link is gone."""
+
+    parent: SegmentRef
+    child: int
+
+
+class Prune(_Peer, frozen=True):
+    """The parent of this link is lost: the child must go, with all that hangs on it (P15)."""
+
+    child: int
+
+
+PeerMessage = Link | LinkResult | Unlink | Prune
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+_peer_decoder = msgspec.msgpack.Decoder(PeerMessage)
+
+
+def encode(message: Request | Reply | PeerMessage) -> bytes:
+    """Return the wire form of a message."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes | bytearray) -> Request:
+    """Return the request in ``data``; raises ``msgspec.DecodeError`` on anything else."""
+    request: Request = _request_decoder.decode(data)
+    return request
+
+
+def decode_reply(data: bytes | bytearray) -> Reply:
+    """Return the reply in ``data``; raises ``msgspec.DecodeError`` on anything else."""
+    reply: Reply = _reply_decoder.decode(data)
+    return reply
+
+
+def decode_peer(data: bytes | bytearray) -> PeerMessage:
+    """Return the peer message in ``data``; raises ``msgspec.DecodeError`` on anything else."""
+    message: PeerMessage = _peer_decoder.decode(data)
+    return message

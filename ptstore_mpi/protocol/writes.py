@@ -1,0 +1,372 @@
+"""The write path of a server: reservations, links, publish, and what ends them (P2-P8, P15).
+
+Life of a reservation::
+
+    reserve --+-- full | gone | dedup | unconfirmed          nothing was reserved
+              `-- reserved --+-- published                   the one step that makes it visible
+                             +-- dedup                       its last block was there already
+                             `-- gone | expired | abandoned  it can never be published any more
+
+A region that can no longer be published is *quarantined*: its writer may still be writing into
+it, so its bytes are freed only when the writer's watermark has passed (P3), never by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.segment import Record, Segment, SegmentState
+from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
+from ptstore_mpi.protocol.messages import (
+    Link,
+    LinkResult,
+    PeerMessage,
+    Prune,
+    PublishRequest,
+    ReserveReply,
+    ReserveRequest,
+    Unlink,
+    WriteReply,
+    WriteStatus,
+)
+from ptstore_mpi.types import HASH_BYTES, ServerIndex, segment_owner
+
+__all__ = ["Reservation", "WritePath"]
+
+_LIVE: WriteStatus = "reserved"
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """One write of one client, remembered until the client's watermark passes it (P2)."""
+
+    client: int
+    op: int
+    status: WriteStatus
+    expiry_s: float
+    segments: list[Segment] = field(default_factory=list)
+    linked: bool = True
+    complete: bool = False
+    receives_open: bool = False
+    freeing: bool = False
+    publish: PublishRequest | None = None
+
+    @property
+    def holds_region(self) -> bool:
+        """Whether bytes of the arena are kept for a write that is not published."""
+        return bool(self.segments) and self.status != "published"
+
+
+class WritePath:
+    """Reservations and links of one server. Its methods return the actions they cause.
+
+    Parameters
+    ----------
+    cache
+        Owned cache of this server.
+    unconfirmed_count
+        Unsettled regions a client may hold here (P2).
+    """
+
+    def __init__(self, cache: OwnedCache, *, unconfirmed_count: int) -> None:
+        self._cache = cache
+        self._unconfirmed_count = unconfirmed_count
+        self._reservations: dict[int, dict[int, Reservation]] = {}
+        self._by_serial: dict[int, Reservation] = {}
+        self._waiting: list[ReserveRequest] = []
+        self.status_counts: dict[str, int] = {}
+
+    # -- requests of clients ---------------------------------------------------------------
+
+    def reserve(self, request: ReserveRequest, now: float) -> Iterator[Action]:
+        """Reserve a region, or say why not; a repetition gets the first answer again (P2)."""
+        known = self._find(request.client, request.op)
+        if known is None:
+            known = self._reserve_anew(request, now)
+            if known is None:
+                self._waiting.append(request)
+                return
+            self._reservations.setdefault(request.client, {})[request.op] = known
+            if known.status == _LIVE:
+                yield from self._open(known, request)
+        offsets = tuple(segment.offset for segment in known.segments)
+        yield Answer(
+            request.client,
+            ReserveReply(
+                self._cache.server,
+                request.op,
+                request.attempt,
+                known.status,
+                offsets if known.status == _LIVE else (),
+            ),
+        )
+
+    def publish(self, request: PublishRequest, now: float) -> Iterator[Action]:
+        """Publish when bytes and link are complete; until then the answer waits (P5, P7)."""
+        known = self._find(request.client, request.op)
+        if known is None:
+            yield Answer(
+                request.client,
+                WriteReply(self._cache.server, request.op, request.attempt, "expired"),
+            )
+            return
+        known.publish = request
+        if known.segments and not known.receives_open:
+            known.complete = True
+        yield from self._advance(known, now)
+
+    def abandon(self, client: int, op: int, now: float) -> Iterator[Action]:
+        """End a reservation's publishability; late, it changes nothing that is published."""
+        known = self._find(client, op)
+        if known is not None and known.status == _LIVE:
+            yield from self._end(known, "abandoned", now)
+
+    def raise_low(self, client: int, low: float, now: float) -> Iterator[Action]:
+        """Free what the client confirms that it will not write any more (P3)."""
+        self._waiting = [r for r in self._waiting if r.client != client or r.op >= low]
+        operations = self._reservations.get(client, {})
+        for op in [op for op in operations if op < low]:
+            known = operations[op]
+            if known.status == _LIVE:
+                yield from self._end(known, "abandoned", now)
+            if not known.holds_region:
+                del operations[op]
+            elif known.receives_open:
+                if not known.freeing:
+                    known.freeing = True
+                    yield CancelReceives(client, op)
+            else:
+                self._free(known)
+                del operations[op]
+
+    # -- events of the transport and of time -----------------------------------------------
+
+    def received(self, client: int, op: int, now: float, *, intact: bool) -> Iterator[Action]:
+        """All data messages of a write have arrived (``intact``: with the expected sizes)."""
+        known = self._find(client, op)
+        if known is None:
+            return
+        known.receives_open = False
+        if known.freeing:
+            self.settled(client, op)
+        elif not intact and known.status == _LIVE:
+            yield from self._end(known, "abandoned", now)
+        else:
+            known.complete = True
+            yield from self._advance(known, now)
+
+    def settled(self, client: int, op: int) -> None:
+        """No receive of this write is open any more: free the region that waited for it."""
+        known = self._find(client, op)
+        if known is not None and known.freeing:
+            known.receives_open = False
+            self._free(known)
+            del self._reservations[client][op]
+
+    def expire(self, now: float) -> Iterator[Action]:
+        """End the reservations whose time has passed."""
+        for operations in self._reservations.values():
+            for known in list(operations.values()):
+                if known.status == _LIVE and known.expiry_s <= now:
+                    yield from self._end(known, "expired", now)
+
+    def retry_waiting(self, now: float) -> Iterator[Action]:
+        """Try again the requests that waited for the arena to be populated."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            yield from self.reserve(request, now)
+
+    # -- links between servers -------------------------------------------------------------
+
+    def handle_peer(
+        self, sender: ServerIndex, message: PeerMessage, now: float
+    ) -> Iterator[Action]:
+        """Handle one message of another server."""
+        match message:
+            case Link(serial, parent, child):
+                segment = self._cache.find(parent)
+                if segment is not None:
+                    segment.links[serial] = child
+                yield ToPeer(sender, LinkResult(serial, segment is not None))
+            case LinkResult(serial, linked):
+                known = self._by_serial.pop(serial, None)
+                if known is not None and known.status == _LIVE:
+                    if linked:
+                        known.linked = True
+                        yield from self._advance(known, now)
+                    else:
+                        yield from self._end(known, "gone", now, unlink=False)
+            case Unlink(serial, parent, _):
+                # By id alone: the parent may be a zombie, and serials are never reused.
+                segment = self._cache.slots.get(parent.segment)
+                if segment is not None:
+                    segment.links.pop(serial, None)
+            case Prune(serial, child):
+                segment = self._cache.slots.get(child)
+                if segment is not None and segment.serial == serial:
+                    yield from self.remove([segment], now)
+
+    def remove(self, segments: list[Segment], now: float) -> Iterator[Action]:
+        """Take segments and all that hangs on them out of sight, in one step per server (P15).
+
+        Published ones leave the index and are freed after their leases; a reserved one can no
+        longer be published.
+        """
+        pending = list(segments)
+        while pending:
+            segment = pending.pop()
+            if segment.state is SegmentState.RESERVED:
+                known = self._reservation_of(segment)
+                if known is not None and known.status == _LIVE:
+                    yield from self._end(known, "gone", now)
+            elif segment.state is SegmentState.PUBLISHED:
+                children = dict(segment.links)
+                yield from self._unlink(segment)
+                self._cache.retire(segment, now)
+                for serial, child in children.items():
+                    if segment_owner(child) != self._cache.server:
+                        yield ToPeer(segment_owner(child), Prune(serial, child))
+                        continue
+                    own = self._cache.slots.get(child)
+                    if own is not None and own.serial == serial:
+                        pending.append(own)
+
+    def clear(self, namespace: bytes, now: float) -> Iterator[Action]:
+        """End every reservation of a namespace and remove its published segments."""
+        for operations in self._reservations.values():
+            for known in list(operations.values()):
+                if known.status == _LIVE and known.segments[0].record.namespace == namespace:
+                    yield from self._end(known, "gone", now)
+        for segment in self._cache.published(namespace):
+            if segment.state is SegmentState.PUBLISHED:
+                yield from self.remove([segment], now)
+
+    @property
+    def live_count(self) -> int:
+        """Reservations that may still be published."""
+        return sum(
+            known.status == _LIVE
+            for operations in self._reservations.values()
+            for known in operations.values()
+        )
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _find(self, client: int, op: int) -> Reservation | None:
+        return self._reservations.get(client, {}).get(op)
+
+    def _reservation_of(self, segment: Segment) -> Reservation | None:
+        for operations in self._reservations.values():
+            for known in operations.values():
+                if segment in known.segments:
+                    return known
+        return None
+
+    def _reserve_anew(self, request: ReserveRequest, now: float) -> Reservation | None:
+        """Return the new reservation, or None where the arena is still being populated."""
+
+        def refused(status: WriteStatus) -> Reservation:
+            self.status_counts[status] = self.status_counts.get(status, 0) + 1
+            return Reservation(request.client, request.op, status, now)
+
+        operations = self._reservations.get(request.client, {})
+        if sum(known.holds_region for known in operations.values()) >= self._unconfirmed_count:
+            return refused("unconfirmed")
+        if self._cache.is_published(request.hashes[-HASH_BYTES:]):
+            return refused("dedup")
+        ancestors = request.ancestors
+        parent = ancestors[-1] if ancestors else None
+        own_parent: Segment | None = None
+        if parent is not None and segment_owner(parent.segment) == self._cache.server:
+            own_parent = self._cache.find(parent)
+            if own_parent is None:
+                return refused("gone")
+            inherited = own_parent.record.refs[: own_parent.place]
+            ancestors = (*inherited, parent)  # the path of its own links, never mixed (P8)
+        segments = self._cache.reserve(
+            Record(request.namespace, ancestors, len(ancestors)),
+            np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
+            request.segment_block_counts,
+            request.block_bytes,
+        )
+        if segments is None:
+            return refused("full") if self._cache.is_populated else None
+        if own_parent is not None:
+            own_parent.links[segments[0].serial] = segments[0].id
+        return Reservation(
+            request.client,
+            request.op,
+            _LIVE,
+            now + request.remaining_s,
+            segments,
+            linked=parent is None or own_parent is not None,
+        )
+
+    def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action]:
+        first = known.segments[0]
+        if not known.linked:
+            parent = request.ancestors[-1]
+            self._by_serial[first.serial] = known
+            yield ToPeer(segment_owner(parent.segment), Link(first.serial, parent, first.id))
+        if not request.mapped:
+            known.receives_open = True
+            sizes = (count * request.block_bytes for count in request.segment_block_counts)
+            extents = tuple(
+                (segment.offset, size) for segment, size in zip(known.segments, sizes, strict=True)
+            )
+            yield PostReceives(request.client, request.op, extents)
+
+    def _advance(self, known: Reservation, now: float) -> Iterator[Action]:
+        """Publish if everything is there; answer a waiting publish whose fate is known."""
+        if known.status == _LIVE:
+            if known.expiry_s <= now:
+                yield from self._end(known, "expired", now)
+                return
+            if known.publish is None or not (known.complete and known.linked):
+                return
+            if self._cache.is_published(known.segments[-1].block_hash(-1)):
+                yield from self._end(known, "dedup", now)
+                return
+            self._cache.publish(known.segments, known.publish.checksums)
+            known.status = "published"
+            self.status_counts["published"] = self.status_counts.get("published", 0) + 1
+        yield from self._answer(known)
+
+    def _end(
+        self, known: Reservation, status: WriteStatus, now: float, *, unlink: bool = True
+    ) -> Iterator[Action]:
+        """Make a live reservation unpublishable: unlinked at once, its bytes quarantined."""
+        assert known.status == _LIVE
+        known.status = status
+        self.status_counts[status] = self.status_counts.get(status, 0) + 1
+        self._by_serial.pop(known.segments[0].serial, None)
+        if unlink:
+            yield from self._unlink(known.segments[0])
+        yield from self._answer(known)
+
+    def _answer(self, known: Reservation) -> Iterator[Action]:
+        if known.publish is not None:
+            publish, known.publish = known.publish, None
+            yield Answer(
+                known.client,
+                WriteReply(self._cache.server, publish.op, publish.attempt, known.status),
+            )
+
+    def _unlink(self, segment: Segment) -> Iterator[Action]:
+        parent = segment.parent
+        if parent is None:
+            return
+        if segment_owner(parent.segment) != self._cache.server:
+            yield ToPeer(segment_owner(parent.segment), Unlink(segment.serial, parent, segment.id))
+            return
+        own = self._cache.slots.get(parent.segment)
+        if own is not None:
+            own.links.pop(segment.serial, None)
+
+    def _free(self, known: Reservation) -> None:
+        self._cache.free_reserved(known.segments)
+        known.segments = []

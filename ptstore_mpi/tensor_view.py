@@ -1,0 +1,208 @@
+"""Where an engine keeps the tensors of a layout: the caller's side of every copy.
+
+A block of a tensor is ``pieces`` runs of bytes. Three shapes cover the engines: consecutive
+blocks, paged blocks behind a table, and the head-major ``[heads][tokens][dim]`` of transformers.
+No element is ever transposed; nothing here copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptstore_mpi import _native
+from ptstore_mpi.errors import LayoutMismatchError
+from ptstore_mpi.layout import KVLayout
+
+__all__ = ["TensorView", "bind_views"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorView:
+    """Address and strides, in bytes, of the blocks of one tensor in an engine's memory.
+
+    Build one with `contiguous`, `paged` or `heads`; they accept numpy arrays, torch CPU tensors
+    (bfloat16 too) and anything with a CPU buffer or DLPack, without a copy. The view keeps its
+    array alive.
+    """
+
+    owner: Any
+    address: int
+    block_count: int | None  # None: contiguous bytes, as many blocks as they hold
+    block_stride: int
+    piece_count: int
+    piece_bytes: int
+    piece_stride: int
+    total_bytes: int
+    writable: bool
+    block_table: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def contiguous(cls, array: Any) -> TensorView:
+        """View a C-contiguous array whose bytes are ``(blocks, block_bytes)``.
+
+        Raises
+        ------
+        LayoutMismatchError
+            The array is not C-contiguous.
+        """
+        address, shape, strides, itemsize, writable = _native.array_info(array)
+        expected = itemsize
+        for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+            if extent > 1 and stride != expected:
+                raise LayoutMismatchError(
+                    f"expected a C-contiguous array, got shape {shape} with strides {strides} bytes"
+                )
+            expected *= extent
+        total_bytes = math.prod(shape) * itemsize
+        return cls(array, address, None, 0, 1, 0, 0, total_bytes, writable)
+
+    @classmethod
+    def paged(cls, array: Any, block_table: Sequence[int] | npt.NDArray[np.integer]) -> TensorView:
+        """View a paged cache: ``array[block_table[i]]`` is block ``i``, dense within itself.
+
+        Raises
+        ------
+        LayoutMismatchError
+            A block is not dense, or the table names a block outside the array.
+        """
+        address, shape, strides, itemsize, writable = _native.array_info(array)
+        block_bytes = math.prod(shape[1:]) * itemsize
+        expected = itemsize
+        for extent, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
+            if extent > 1 and stride != expected:
+                raise LayoutMismatchError(
+                    f"expected dense blocks, got shape {shape} with strides {strides} bytes"
+                )
+            expected *= extent
+        table = np.ascontiguousarray(block_table, dtype=np.int64)
+        if table.ndim != 1 or (table.size and not 0 <= table.min() <= table.max() < shape[0]):
+            raise LayoutMismatchError(
+                f"expected a 1-d table of blocks in 0..{shape[0] - 1}, "
+                f"got shape {table.shape}, values {table.min()}..{table.max()}"
+            )
+        total = table.size * block_bytes
+        return cls(
+            array,
+            address,
+            table.size,
+            strides[0],
+            1,
+            block_bytes,
+            block_bytes,
+            total,
+            writable,
+            table,
+        )
+
+    @classmethod
+    def heads(cls, array: Any, block_tokens: int) -> TensorView:
+        """View ``[heads, tokens, dim]`` (a leading batch of 1 is allowed).
+
+        A block is ``heads`` pieces of ``block_tokens * dim`` elements. Trailing tokens that do
+        not fill a block are not part of the view.
+
+        Raises
+        ------
+        LayoutMismatchError
+            Not three axes, or the rows of one head are not dense.
+        """
+        address, shape, strides, itemsize, writable = _native.array_info(array)
+        if len(shape) == 4 and shape[0] == 1:
+            shape, strides = shape[1:], strides[1:]
+        if len(shape) != 3:
+            raise LayoutMismatchError(f"expected [heads, tokens, dim], got shape {shape}")
+        heads, tokens, dim = shape
+        if (dim > 1 and strides[2] != itemsize) or (tokens > 1 and strides[1] != dim * itemsize):
+            raise LayoutMismatchError(
+                f"expected dense tokens within a head, got shape {shape}, strides {strides} bytes"
+            )
+        piece = block_tokens * dim * itemsize
+        count = tokens // block_tokens
+        return cls(
+            array, address, count, piece, heads, piece, strides[0], count * heads * piece, writable
+        )
+
+    def append_to(self, views: _native.TensorViews, block_bytes: int, *, name: str) -> None:
+        """Add this view to ``views`` as the tensor ``name`` of ``block_bytes`` bytes a block."""
+        if self.block_count is None:
+            views.append(
+                self.address,
+                block_count=self.total_bytes // block_bytes,
+                block_stride=block_bytes,
+                piece_count=1,
+                piece_bytes=block_bytes,
+                piece_stride=block_bytes,
+            )
+            return
+        found = self.piece_count * self.piece_bytes
+        if found != block_bytes:
+            raise LayoutMismatchError(
+                f"tensor {name!r}: expected {block_bytes} bytes per block, "
+                f"got {self.piece_count} pieces of {self.piece_bytes} bytes"
+            )
+        views.append(
+            self.address,
+            block_count=self.block_count,
+            block_stride=self.block_stride,
+            piece_count=self.piece_count,
+            piece_bytes=self.piece_bytes,
+            piece_stride=self.piece_stride,
+            block_table=self.block_table,
+        )
+
+
+def bind_views(
+    layout: KVLayout, arrays: Sequence[Any], block_count: int, *, writable: bool
+) -> _native.TensorViews:
+    """Return native views of ``arrays``, one per tensor of ``layout``, checked for room.
+
+    Parameters
+    ----------
+    layout
+        Layout whose tensors the arrays hold, in order.
+    arrays
+        `TensorView` objects, or arrays that are viewed as `TensorView.contiguous`. The caller
+        keeps them alive while the result is used.
+    block_count
+        Blocks that will be read or written.
+    writable
+        Whether they will be written.
+
+    Raises
+    ------
+    LayoutMismatchError
+        Another number of arrays, too little room, or a read-only array where one is written.
+    """
+    if len(arrays) != len(layout.tensors):
+        raise LayoutMismatchError(
+            f"expected {len(layout.tensors)} arrays, one per tensor of the layout; "
+            f"got {len(arrays)}"
+        )
+    views = _native.TensorViews()
+    for spec, array in zip(layout.tensors, arrays, strict=True):
+        view = array if isinstance(array, TensorView) else _contiguous(array, spec.name)
+        room = (
+            view.total_bytes // spec.block_bytes if view.block_count is None else view.block_count
+        )
+        if room < block_count:
+            raise LayoutMismatchError(
+                f"tensor {spec.name!r}: expected room for {block_count} blocks of "
+                f"{spec.block_bytes} bytes, got {room} ({view.total_bytes} bytes)"
+            )
+        if writable and not view.writable:
+            raise LayoutMismatchError(f"tensor {spec.name!r}: the output array is read-only")
+        view.append_to(views, spec.block_bytes, name=spec.name)
+    return views
+
+
+def _contiguous(array: Any, name: str) -> TensorView:
+    try:
+        return TensorView.contiguous(array)
+    except (TypeError, ValueError) as error:
+        raise LayoutMismatchError(f"tensor {name!r}: {error}") from None

@@ -1,0 +1,1 @@
+"""Carriers of the protocol. Only this folder and ``launch`` touch MPI."""

@@ -1,0 +1,133 @@
+"""What every transport of the client side provides, and the interpreter of effects they share.
+
+A transport performs client operations: it resumes the generator with the answer to each effect.
+Copies between mapped memory and an engine's tensors are the same everywhere and live here; a
+subclass provides time, messages and transfers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ptstore_mpi import _native
+from ptstore_mpi.arena import Memory, anonymous_memory
+from ptstore_mpi.protocol import effects
+from ptstore_mpi.protocol.effects import Image, Operation
+from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["ClientTransport"]
+
+T = TypeVar("T")
+
+
+class ClientTransport(ABC):
+    """Carries the operations of one client. Not thread-safe: one thread calls it.
+
+    Parameters
+    ----------
+    arenas
+        Mapped arenas by server: those of this client's node.
+    staging_bytes
+        Size of the staging memory.
+    copy_threads
+        Threads of a copy.
+    """
+
+    name: str
+
+    def __init__(
+        self, arenas: dict[ServerIndex, Memory], *, staging_bytes: int, copy_threads: int
+    ) -> None:
+        self._memories: dict[ServerIndex | None, Memory] = dict(arenas.items())
+        self._pool = _native.CopyPool(copy_threads)
+        self.replace_staging(staging_bytes)
+
+    def replace_staging(self, nbytes: int) -> None:
+        """Use fresh staging memory of ``nbytes``; the old one must not be in use."""
+        self._memories[None] = anonymous_memory(nbytes)
+
+    # -- what a subclass provides ----------------------------------------------------------
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return monotonic time, s."""
+
+    @abstractmethod
+    def send(self, server: ServerIndex, message: Request) -> None:
+        """Send a request; never blocks."""
+
+    @abstractmethod
+    def receive(self, until: float) -> Reply | None:
+        """Return the next reply of any server, or None once ``until`` has passed."""
+
+    @abstractmethod
+    def start_get(
+        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
+    ) -> int:
+        """Start reading from an arena into staging memory; return the transfer's token."""
+
+    @abstractmethod
+    def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:
+        """Start sending staging memory into the receive posted for ``op``; return the token."""
+
+    @abstractmethod
+    def await_tokens(self, until: float) -> tuple[int, ...]:
+        """Return transfers that have completed: at least one, or () once ``until`` has passed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush what was sent and let the memory go. Call it once, after `bye`."""
+
+    # -- the interpreter -------------------------------------------------------------------
+
+    def perform(self, operation: Operation[T]) -> T:
+        """Run an operation to its end and return its result."""
+        answer: Any = None
+        try:
+            while True:
+                answer = self._execute(operation.send(answer))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            operation.close()
+
+    def _execute(self, effect: effects.Effect) -> Any:
+        match effect:
+            case effects.Now():
+                return self.now()
+            case effects.Receive(until):
+                return self.receive(until)
+            case effects.Send(server, message):
+                return self.send(server, message)
+            case effects.AwaitTokens(until):
+                return self.await_tokens(until)
+            case effects.Unpack(views, view_block, image):
+                memory, where = self._locate(image)
+                return self._pool.unpack(views, memory, view_block=view_block, **where)
+            case effects.Pack(views, view_block, image):
+                memory, where = self._locate(image)
+                return self._pool.pack(views, memory, view_block=view_block, **where)
+            case effects.Checksums(image, block_bytes):
+                memory, where = self._locate(image)
+                sizes = np.asarray(block_bytes, dtype=np.int64)
+                return _native.block_checksums(memory, block_bytes=sizes, **where)
+            case effects.StartGet(server, offset, staging_offset, nbytes):
+                return self.start_get(server, offset, staging_offset=staging_offset, nbytes=nbytes)
+            case effects.StartWrite(server, op, staging_offset, nbytes):
+                return self.start_write(server, op, staging_offset=staging_offset, nbytes=nbytes)
+
+    def _locate(self, image: Image) -> tuple[Memory, dict[str, int]]:
+        return self._memories[image.server], {
+            "offset": image.offset,
+            "segment_blocks": image.segment_blocks,
+            "segment_block": image.first_block,
+            "block_count": image.block_count,
+        }
+
+    def _staging(self, offset: int, nbytes: int) -> Memory:
+        return self._memories[None][offset : offset + nbytes]

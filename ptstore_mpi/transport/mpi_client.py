@@ -1,0 +1,139 @@
+"""Transport `mpi`, client side: typed messages two-sided, fetches by `MPI_Rget`.
+
+The routing rule is not an optimisation: what lies on this node is read and written through the
+mapped arena by the shared interpreter; only another node's bytes come this way. A Get from the
+own node would wait for the server to enter MPI.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mpi4py import MPI
+
+from ptstore_mpi.arena import Memory
+from ptstore_mpi.config import Config
+from ptstore_mpi.errors import TransportError
+from ptstore_mpi.idle import Idle
+from ptstore_mpi.protocol.messages import Reply, Request, decode_reply, encode
+from ptstore_mpi.transport.base import ClientTransport
+from ptstore_mpi.transport.mpi_channel import Channel
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["MpiClientTransport"]
+
+
+class MpiClientTransport(ClientTransport):
+    """One client rank of an MPI job.
+
+    Parameters
+    ----------
+    arenas
+        Mapped arenas of this node's servers.
+    window
+        The window over all arenas, in its one passive epoch.
+    control, data
+        Communicators of requests and replies, and of the data of stores.
+    server_ranks
+        Rank of each server in all of these.
+    config
+        Settings of the job.
+    copy_threads
+        Threads of a copy.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self,
+        arenas: dict[ServerIndex, Memory],
+        *,
+        window: MPI.Win,
+        control: MPI.Comm,
+        data: MPI.Comm,
+        server_ranks: tuple[int, ...],
+        config: Config,
+        copy_threads: int,
+    ) -> None:
+        super().__init__(arenas, staging_bytes=config.staging_bytes, copy_threads=copy_threads)
+        self._window = window
+        self._channel = Channel(control)
+        self._data = data
+        self._tag_count = (data.Get_attr(MPI.TAG_UB) or 32767) + 1
+        self._server_ranks = server_ranks
+        self._idle = Idle(config)
+        self._in_flight: dict[int, tuple[MPI.Request, Memory]] = {}
+        self._next_token = 0
+
+    def now(self) -> float:
+        """Return monotonic time, s."""
+        return time.monotonic()
+
+    def send(self, server: ServerIndex, message: Request) -> None:
+        """Send a request; never blocks."""
+        self._channel.send(self._server_ranks[server], encode(message))
+
+    def receive(self, until: float) -> Reply | None:
+        """Return the next reply of any server, or None once ``until`` has passed."""
+        self._idle.reset()
+        while True:
+            arrived = self._channel.poll()
+            if arrived is not None:
+                return decode_reply(arrived[1])
+            self._channel.flush()
+            if self.now() >= until:
+                return None
+            self._idle.wait()
+
+    def start_get(
+        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
+    ) -> int:
+        """Start an `MPI_Rget`, or copy at once where the arena is mapped here."""
+        target = self._staging(staging_offset, nbytes)
+        arena = self._memories.get(server)
+        if arena is not None:
+            target[:] = arena[offset : offset + nbytes]
+            return self._track(MPI.REQUEST_NULL, target)
+        rank = self._server_ranks[server]
+        request = self._window.Rget([target, nbytes, MPI.BYTE], rank, offset)
+        return self._track(request, target)
+
+    def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:
+        """Start a synchronous-mode send into the receive that the owner posted for ``op``."""
+        source = self._staging(staging_offset, nbytes)
+        request = self._data.Issend(
+            [source, nbytes, MPI.BYTE], self._server_ranks[server], op % self._tag_count
+        )
+        return self._track(request, source)
+
+    def await_tokens(self, until: float) -> tuple[int, ...]:
+        """Return transfers that have completed: at least one, or () once ``until`` has passed."""
+        self._idle.reset()
+        while True:
+            done = tuple(token for token, (request, _) in self._in_flight.items() if request.Test())
+            if done:
+                for token in done:
+                    del self._in_flight[token]
+                return done
+            self._channel.flush()
+            if self.now() >= until:
+                return ()
+            self._idle.wait()
+
+    def close(self) -> None:
+        """Flush what was sent; raise if transfers are still in flight.
+
+        Raises
+        ------
+        TransportError
+            A transfer has not ended: its memory cannot be given back.
+        """
+        self._idle.until(self._channel.flush)
+        if self._in_flight:
+            raise TransportError(f"{len(self._in_flight)} transfer(s) still in flight at close")
+        self._memories.clear()
+
+    def _track(self, request: MPI.Request, memory: Memory) -> int:
+        self._next_token += 1
+        self._in_flight[self._next_token] = (request, memory)
+        return self._next_token

@@ -1,0 +1,246 @@
+"""Resources of an MPI job: roles, communicators, arenas, the window; opened and closed together.
+
+Everything here is collective over the job's ranks. What may wait long waits with naps: a blocking
+MPI call on more ranks than cores starves those that compute.
+
+::
+
+    job communicator (a duplicate, named "ptstore")
+    |-- node communicator      arenas are made, mapped and unlinked over it
+    |-- control, data, peers   requests and replies; data of stores; server to server
+    |-- clients                for the caller's own use
+    `-- window                 one over all arenas, one passive epoch from open to close
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from ptstore_mpi.arena import Arena
+from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.config import Config
+from ptstore_mpi.errors import ConfigError, PTStoreError, TransportError
+from ptstore_mpi.idle import Idle, lower_timer_slack
+from ptstore_mpi.protocol.handler import ServerHandler
+from ptstore_mpi.topology import Topology, assign_roles
+from ptstore_mpi.transport.mpi_client import MpiClientTransport
+from ptstore_mpi.transport.mpi_server import MpiServer
+from ptstore_mpi.transport.watchdog import abort_after
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["MpiJob"]
+
+
+class _Host(msgspec.Struct, frozen=True):
+    """What the ranks tell each other at start."""
+
+    name: str
+    node: int
+    settings: bytes
+    shared_memory_free_bytes: int
+
+
+class MpiJob:
+    """This rank's part of a job of several ranks. Construction and `close` are collective.
+
+    Parameters
+    ----------
+    config
+        Settings, equal on every rank.
+    comm
+        Ranks of the job; it is duplicated.
+
+    Raises
+    ------
+    ConfigError
+        On every rank: the settings differ between ranks, the roles cannot be dealt, or the
+        arenas of one host do not fit its shared memory.
+    TransportError
+        On every rank: an arena cannot be made or mapped.
+    """
+
+    def __init__(self, config: Config, comm: MPI.Comm) -> None:
+        lower_timer_slack()
+        self.config = config
+        self._idle = Idle(config)
+        self._idle.until(comm.Ibarrier().Test)  # the ranks may start seconds apart
+        with abort_after(config.close_timeout_s, "open"):
+            self.comm = _duplicate(comm, "ptstore")
+            self._node_comm = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.comm.Get_rank())
+            self.topology, hosts = self._meet()
+            rank = self.comm.Get_rank()
+            self.is_server = self.topology.is_server(rank)
+            self._control = _duplicate(self.comm, "ptstore-control")
+            self._data = _duplicate(self.comm, "ptstore-data")
+            self._peers = _duplicate(self.comm, "ptstore-peers")
+            self.role_comm = self.comm.Split(int(self.is_server), rank)
+            self._arenas = self._map_arenas()
+            own = self._arenas[self._server_index()] if self.is_server else None
+            self._window = MPI.Win.Create(
+                own.memory if own is not None else None, 1, comm=self.comm
+            )
+            self._window.Lock_all(MPI.MODE_NOCHECK)
+            self.server = self._make_server(own) if own is not None else None
+            self.transport = None if self.is_server else self._make_transport(hosts)
+
+    # -- open ------------------------------------------------------------------------------
+
+    def _meet(self) -> tuple[Topology, list[_Host]]:
+        here = os.statvfs(self.config.shared_memory_dir)
+        mine = _Host(
+            socket.gethostname(),
+            self._node_comm.allreduce(self.comm.Get_rank(), op=MPI.MIN),
+            msgspec.json.encode(self.config),
+            here.f_bavail * here.f_frsize,
+        )
+        hosts: list[_Host] = self.comm.allgather(mine)
+        differing = [rank for rank, host in enumerate(hosts) if host.settings != hosts[0].settings]
+        if differing:
+            raise ConfigError(
+                f"the settings must be equal on every rank; rank 0 has "
+                f"{hosts[0].settings.decode()}, rank {differing[0]} has "
+                f"{hosts[differing[0]].settings.decode()}"
+            )
+        topology = assign_roles([host.node for host in hosts], self.config.servers_per_node)
+        for name in sorted({host.name for host in hosts}):
+            servers = [r for r in topology.server_ranks if hosts[r].name == name]
+            wanted = len(servers) * self.config.arena_bytes
+            free = min(host.shared_memory_free_bytes for host in hosts if host.name == name)
+            if wanted > free:
+                raise ConfigError(
+                    f"host {name}: {len(servers)} server(s) want arenas of {wanted} bytes in "
+                    f"{self.config.shared_memory_dir}, which has {free} bytes free; lower "
+                    f"memory_bytes ({self.config.memory_bytes})"
+                )
+        return topology, hosts
+
+    def _map_arenas(self) -> dict[ServerIndex, Arena]:
+        """Make this node's arenas, map them on every rank of the node, take their names away."""
+        arenas: dict[ServerIndex, Arena] = {}
+        failure: str | None = None
+        node = self.topology.nodes[self.comm.Get_rank()]
+        for place, index in enumerate(self.topology.servers_of(node)):
+            arena: Arena | None = None
+            try:
+                if self._node_comm.Get_rank() == place:
+                    arena = Arena.create(self.config.shared_memory_dir, self.config.arena_bytes)
+                path = self._node_comm.bcast(str(arena.path) if arena else None, root=place)
+                if arena is None and path is not None:
+                    arena = Arena.attach(path, self.config.arena_bytes)
+            except (PTStoreError, OSError) as error:
+                failure = str(error)
+                if self._node_comm.Get_rank() == place and arena is None:
+                    self._node_comm.bcast(None, root=place)
+            if arena is not None:
+                arenas[index] = arena
+        failures = [text for text in self.comm.allgather(failure) if text]
+        for arena in arenas.values():
+            arena.unlink()
+        if failures:
+            raise TransportError(failures[0])
+        return arenas
+
+    def _server_index(self) -> ServerIndex:
+        return ServerIndex(self.topology.server_ranks.index(self.comm.Get_rank()))
+
+    def _make_server(self, arena: Arena) -> MpiServer:
+        config = self.config
+        cache = OwnedCache(self._server_index(), config.arena_bytes, populated_bytes=0)
+        handler = ServerHandler(
+            cache, lease_cap_s=config.lease_cap_s, unconfirmed_count=config.unconfirmed_count
+        )
+        arena.start_populating()
+        return MpiServer(
+            handler,
+            arena,
+            control=self._control,
+            peers=self._peers,
+            data=self._data,
+            server_ranks=self.topology.server_ranks,
+            client_ranks=self.topology.client_ranks,
+            config=config,
+        )
+
+    def _make_transport(self, hosts: list[_Host]) -> MpiClientTransport:
+        host = hosts[self.comm.Get_rank()].name
+        neighbours = sum(hosts[rank].name == host for rank in self.topology.client_ranks)
+        return MpiClientTransport(
+            {index: arena.memory for index, arena in self._arenas.items()},
+            window=self._window,
+            control=self._control,
+            data=self._data,
+            server_ranks=self.topology.server_ranks,
+            config=self.config,
+            copy_threads=self.config.copy_threads or automatic_copy_threads(neighbours),
+        )
+
+    # -- close -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release everything. Servers have served until every client left; clients have left."""
+        self._idle.until(_Arrival(self.comm, self.server))
+        with abort_after(self.config.close_timeout_s, "close"):
+            if self.server is not None:
+                self._drain_peers(self.server)
+            self._idle.until(self.comm.Ibarrier().Test)
+            self._window.Unlock_all()
+            self._window.Free()
+            for arena in self._arenas.values():
+                arena.close()
+            for comm in (
+                self.role_comm,
+                self._peers,
+                self._data,
+                self._control,
+                self._node_comm,
+                self.comm,
+            ):
+                comm.Free()
+
+    def _drain_peers(self, server: MpiServer) -> None:
+        """Serve until no message between servers is under way anywhere.
+
+        The servers sum what they sent, received and still have under way, round after round:
+        it is over once a round finds nothing under way, as many received as sent, and the same
+        as the round before.
+        """
+        before: list[int] = []
+        while True:
+            sent, received = server.peer_counts
+            counts = np.array([sent, received, not server.is_quiet], dtype=np.int64)
+            total = np.empty_like(counts)
+            server.serve_until(self.role_comm.Iallreduce(counts, total, op=MPI.SUM).Test)
+            now = total.tolist()
+            if now == before and now[0] == now[1] and not now[2]:
+                return
+            before = now
+
+
+class _Arrival:
+    """Tells when every rank has come to the close; a server serves on meanwhile."""
+
+    def __init__(self, comm: MPI.Comm, server: MpiServer | None) -> None:
+        self._request = comm.Ibarrier()
+        self._server = server
+
+    def __call__(self) -> bool:
+        if self._server is not None:
+            self._server.step()
+        return bool(self._request.Test())
+
+
+def automatic_copy_threads(client_count: int) -> int:
+    """Return the threads of a copy where ``client_count`` clients share this host's cores."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // client_count))
+
+
+def _duplicate(comm: MPI.Comm, name: str) -> MPI.Intracomm:
+    duplicate = comm.Dup()
+    duplicate.Set_name(name)
+    assert isinstance(duplicate, MPI.Intracomm)
+    return duplicate

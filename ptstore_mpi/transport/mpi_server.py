@@ -1,0 +1,194 @@
+"""Transport `mpi`, server side: the loop that feeds the handler and is the job's RMA progress.
+
+Only non-blocking calls: probe, matched receive, send, test. Over TCP and shared memory the target
+of a Get must enter MPI for the Get to progress; this loop does, and naps in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+from mpi4py import MPI
+
+from ptstore_mpi.arena import Arena
+from ptstore_mpi.config import Config
+from ptstore_mpi.idle import Idle
+from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
+from ptstore_mpi.protocol.handler import ServerHandler
+from ptstore_mpi.protocol.messages import decode_peer, decode_request, encode
+from ptstore_mpi.transport.mpi_channel import Channel
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["MpiServer"]
+
+_TICK_S = 0.02
+_BATCH_COUNT = 64
+
+
+class _Incoming:
+    """The posted receives of one write."""
+
+    def __init__(self, requests: list[MPI.Request], sizes: list[int]) -> None:
+        self._pending = list(zip(requests, sizes, strict=True))
+        self.intact = True
+        self.cancelled = False
+
+    def test(self) -> bool:
+        """Make progress; return whether every receive has ended."""
+        status = MPI.Status()
+        still = []
+        for request, size in self._pending:
+            if not request.Test(status):
+                still.append((request, size))
+            elif status.Is_cancelled() or status.Get_count(MPI.BYTE) != size:
+                self.intact = False
+        self._pending = still
+        return not still
+
+    def cancel(self) -> None:
+        """Withdraw the receives that no message has matched yet."""
+        self.cancelled = True
+        for request, _ in self._pending:
+            request.Cancel()
+
+
+class MpiServer:
+    """One server rank of an MPI job.
+
+    Parameters
+    ----------
+    handler, arena
+        The server's state and memory.
+    control, peers, data
+        Communicators: clients' requests, server to server, data of stores.
+    server_ranks, client_ranks
+        Ranks in all of these.
+    config
+        Settings of the job.
+    """
+
+    def __init__(
+        self,
+        handler: ServerHandler,
+        arena: Arena,
+        *,
+        control: MPI.Comm,
+        peers: MPI.Comm,
+        data: MPI.Comm,
+        server_ranks: tuple[int, ...],
+        client_ranks: tuple[int, ...],
+        config: Config,
+    ) -> None:
+        self._handler = handler
+        self._arena = arena
+        self._channel = Channel(control)
+        self._peers = Channel(peers, synchronous=True)
+        self._data = data
+        self._tag_count = (data.Get_attr(MPI.TAG_UB) or 32767) + 1
+        self._server_ranks = server_ranks
+        self._server_of = {rank: ServerIndex(i) for i, rank in enumerate(server_ranks)}
+        self._clients = frozenset(client_ranks)
+        self._idle = Idle(config)
+        self._incoming: dict[tuple[int, int], _Incoming] = {}
+        self._next_tick_s = 0.0
+        self.malformed_count = 0
+
+    def serve(self) -> None:
+        """Serve until every client has said goodbye. Collective over the servers and clients."""
+        self.serve_until(lambda: self._handler.gone_clients >= self._clients)
+
+    def serve_until(self, done: Callable[[], bool]) -> None:
+        """Serve until ``done()``."""
+        self._idle.reset()
+        while not done():
+            if self.step():
+                self._idle.reset()
+            else:
+                self._idle.wait()
+
+    def step(self) -> bool:
+        """Do what there is to do now; return whether there was anything."""
+        now = time.monotonic()
+        active = self._take_requests(now)
+        active |= self._take_peer_messages(now)
+        active |= self._take_data(now)
+        if now >= self._next_tick_s:
+            self._next_tick_s = now + _TICK_S
+            self._carry_out(self._handler.tick(now))
+        if not self._handler.cache.is_populated:
+            self._carry_out(self._handler.grow(self._arena.populated_bytes, now))
+        self._channel.flush()
+        self._peers.flush()
+        return active
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing that this server sent or waits for is under way."""
+        return self._channel.flush() and self._peers.flush() and not self._incoming
+
+    @property
+    def peer_counts(self) -> tuple[int, int]:
+        """Messages to and from other servers so far."""
+        return self._peers.sent_count, self._peers.received_count
+
+    # -- what arrives ----------------------------------------------------------------------
+
+    def _take_requests(self, now: float) -> bool:
+        for taken in range(_BATCH_COUNT):
+            arrived = self._channel.poll()
+            if arrived is None:
+                return taken > 0
+            try:
+                request = decode_request(arrived[1])
+            except msgspec.DecodeError:
+                self.malformed_count += 1
+                continue
+            self._carry_out(self._handler.handle(request, now))
+        return True
+
+    def _take_peer_messages(self, now: float) -> bool:
+        for taken in range(_BATCH_COUNT):
+            arrived = self._peers.poll()
+            if arrived is None:
+                return taken > 0
+            rank, data = arrived
+            self._carry_out(
+                self._handler.handle_peer(self._server_of[rank], decode_peer(data), now)
+            )
+        return True
+
+    def _take_data(self, now: float) -> bool:
+        ended = [key for key, incoming in self._incoming.items() if incoming.test()]
+        for client, op in ended:
+            incoming = self._incoming.pop((client, op))
+            if incoming.cancelled:
+                self._handler.settled(client, op)
+            else:
+                self._carry_out(self._handler.received(client, op, now, intact=incoming.intact))
+        return bool(ended)
+
+    # -- what the handler wants ------------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Answer(client, reply):
+                    self._channel.send(client, encode(reply))
+                case ToPeer(server, message):
+                    self._peers.send(self._server_ranks[server], encode(message))
+                case PostReceives(client, op, extents):
+                    self._post_receives(client, op, extents)
+                case CancelReceives(client, op):
+                    self._incoming[client, op].cancel()
+
+    def _post_receives(self, client: int, op: int, extents: tuple[tuple[int, int], ...]) -> None:
+        memory = self._arena.memory
+        requests = [
+            self._data.Irecv(
+                [memory[offset : offset + nbytes], nbytes, MPI.BYTE], client, op % self._tag_count
+            )
+            for offset, nbytes in extents
+        ]
+        self._incoming[client, op] = _Incoming(requests, [nbytes for _, nbytes in extents])

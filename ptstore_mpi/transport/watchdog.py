@@ -1,0 +1,34 @@
+"""Deadlines for collective phases: a call that hangs inside MPI has no other one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mpi4py import MPI
+
+__all__ = ["abort", "abort_after"]
+
+
+def abort(message: str) -> None:
+    """Print ``message`` and end the whole job."""
+    print(f"ptstore: rank {MPI.COMM_WORLD.Get_rank()}: {message}", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(1)
+
+
+@contextmanager
+def abort_after(seconds: float, phase: str) -> Iterator[None]:
+    """Abort the job, with a message that names ``phase``, if the block takes too long."""
+    message = (
+        f"phase {phase!r} did not end within {seconds:g} s: a rank is missing, stopped or hangs "
+        f"inside MPI; the job is aborted (close_timeout_s sets this limit)"
+    )
+    timer = threading.Timer(seconds, abort, (message,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

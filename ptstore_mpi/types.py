@@ -1,0 +1,168 @@
+"""Values that every layer shares: identifiers, references and results. No behaviour, no I/O.
+
+A segment id packs three fields into 64 bits::
+
+     63            48 47                        20 19             0
+    +----------------+----------------------------+----------------+
+    | owner (server) | slot                       | generation     |
+    +----------------+----------------------------+----------------+
+
+The generation tells reuses of one slot apart *quickly*; safety never rests on it, because every
+reference also carries the chained hash of its last used block (rule P4 of the protocol).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "GENERATION_BITS",
+    "HASH_BYTES",
+    "SOURCES",
+    "BlockHash",
+    "BlockHashes",
+    "LoadResult",
+    "Match",
+    "SegmentId",
+    "SegmentRef",
+    "ServerIndex",
+    "StoreResult",
+    "pack_segment_id",
+    "segment_owner",
+    "segment_slot",
+]
+
+ServerIndex = NewType("ServerIndex", int)
+"""Position of a server among the servers of the job, 0-based; not an MPI rank."""
+
+SegmentId = NewType("SegmentId", int)
+"""64-bit name of a segment: owner, slot, generation."""
+
+BlockHash = NewType("BlockHash", bytes)
+"""128-bit chained hash of one block, 16 bytes."""
+
+BlockHashes = npt.NDArray[np.uint8]
+"""Chained hashes of consecutive blocks, shape (blocks, 16), C-contiguous."""
+
+HASH_BYTES = 16
+GENERATION_BITS = 20
+_SLOT_BITS = 28
+
+SOURCES = ("engine", "owned", "replica", "remote", "disk")
+"""Where reused tokens come from; what is left of the tokens asked for is ``recomputed``."""
+
+
+def pack_segment_id(owner: int, slot: int, generation: int) -> SegmentId:
+    """Return the id of ``slot`` on server ``owner`` in its ``generation``-th use."""
+    return SegmentId(
+        (owner << (_SLOT_BITS + GENERATION_BITS)) | (slot << GENERATION_BITS) | generation
+    )
+
+
+def segment_owner(segment: int) -> ServerIndex:
+    """Return the server that owns ``segment``."""
+    return ServerIndex(segment >> (_SLOT_BITS + GENERATION_BITS))
+
+
+def segment_slot(segment: int) -> int:
+    """Return the slot of ``segment`` in its owner's table."""
+    return (segment >> GENERATION_BITS) & ((1 << _SLOT_BITS) - 1)
+
+
+class SegmentRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A segment as somebody else names it (rule P4).
+
+    Attributes
+    ----------
+    segment
+        64-bit id.
+    block_count
+        Blocks of the segment that are used, counted from its first.
+    last_hash
+        Chained hash of the last used block: what makes the reference safe.
+    """
+
+    segment: int
+    block_count: int
+    last_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest known prefix of a prompt. ``tokens == 0`` is an ordinary result.
+
+    Attributes
+    ----------
+    tokens
+        Length of the prefix in tokens: whole blocks, at most ``prompt_tokens - 1``.
+    prompt_tokens
+        Length of the prompt that was asked for.
+    reason
+        Why the match ends where it does: ``whole`` (nothing more could match), ``diverged``
+        (a block nobody has), ``cold`` (not even the first block), ``short`` (the prompt has no
+        whole block to match) or ``partial`` (a server did not answer in time).
+    segments
+        Flat record of the prefix, from position 0.
+    seconds
+        Time the query took.
+    """
+
+    tokens: int
+    prompt_tokens: int
+    reason: str
+    segments: tuple[SegmentRef, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a load brought into the caller's memory.
+
+    Attributes
+    ----------
+    tokens
+        Verified prefix in ``out``, in tokens. Bytes of ``out`` beyond it are unspecified.
+    by_source
+        Tokens by source; the keys are ``types.SOURCES``.
+    reason
+        ``loaded`` (all of the match), or why it is shorter: ``nothing`` (an empty match),
+        ``gone``, ``late`` (a deadline or a lease ran out), ``corrupt`` (a checksum failed).
+    seconds
+        Time the load took.
+    """
+
+    tokens: int
+    by_source: dict[str, int] = field(default_factory=dict)
+    reason: str = "nothing"
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreResult:
+    """What a store added.
+
+    Attributes
+    ----------
+    tokens
+        Tokens newly visible to every later match.
+    bytes
+        Bytes of these tokens.
+    reason
+        ``stored``; ``known`` (nothing new); ``dedup`` (somebody else published it first);
+        ``full`` (no room at the owner); ``gone`` (the parent was dropped meanwhile);
+        ``expired`` or ``late`` (a deadline ran out); ``partial`` (a server did not answer the
+        match, so storing could duplicate); ``unconfirmed`` (too many writes of this client are
+        still unsettled at the owner).
+    seconds
+        Time the store took.
+    """
+
+    tokens: int
+    bytes: int
+    reason: str
+    seconds: float = 0.0
