@@ -116,8 +116,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hash_seed: str = "70747374 6f72652d 6d70692d 76310000".replace(" ", "")
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
+        for field in msgspec.structs.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{name}: {error}, got {value!r}") from None
             if name == "copy_threads":
                 if value < 0:
                     raise ConfigError(f"copy_threads must be 0 (automatic) or more, got {value}")

@@ -7,6 +7,7 @@ the kernel's timer slack lowered: by default it adds 50 us to each.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 
@@ -25,11 +26,19 @@ def lower_timer_slack(slack_ns: int = 1000) -> None:
 
 
 class Idle:
-    """One waiting loop's patience; see `Config.idle`."""
+    """One waiting loop's patience; see `Config.idle`.
 
-    def __init__(self, config: Config) -> None:
+    Parameters
+    ----------
+    config
+        Settings of the job.
+    spin_s
+        Time to spin after the last activity; default ``config.idle_spin_s``.
+    """
+
+    def __init__(self, config: Config, *, spin_s: float | None = None) -> None:
         self._spins = config.idle == "spin"
-        self._spin_s = config.idle_spin_s
+        self._spin_s = config.idle_spin_s if spin_s is None else spin_s
         self._first_s = config.nap_first_s
         self._cap_s = config.nap_cap_s
         self.reset()
@@ -42,6 +51,7 @@ class Idle:
     def wait(self) -> None:
         """Let a little time pass."""
         if self._spins or time.monotonic() - self._quiet_since < self._spin_s:
+            os.sched_yield()
             return
         time.sleep(self._nap_s)
         self._nap_s = min(2 * self._nap_s, self._cap_s)

@@ -42,6 +42,10 @@ class Topology:
             if self.nodes[rank] == node
         )
 
+    def ranks_of(self, node: int) -> tuple[int, ...]:
+        """Return the ranks of a node."""
+        return tuple(rank for rank, of in enumerate(self.nodes) if of == node)
+
     def is_server(self, rank: int) -> bool:
         """Tell whether ``rank`` serves."""
         return rank in self.server_ranks

@@ -137,6 +137,11 @@ class OwnedCache:
                 del self._leased[key]
 
     @property
+    def lease_holders(self) -> set[int]:
+        """Clients that hold a lease."""
+        return {client for client, _ in self._leased}
+
+    @property
     def leased_bytes(self) -> int:
         """Bytes of the segments that somebody holds a lease on."""
         held = {segment for segments in self._leased.values() for segment in segments}

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ptstore_mpi import _native
-from ptstore_mpi.config import Config
 from ptstore_mpi.types import ServerIndex
+
+if TYPE_CHECKING:
+    from ptstore_mpi.config import Config
 
 __all__ = ["ClientContext", "Extent", "Ledger", "Transfer"]
 

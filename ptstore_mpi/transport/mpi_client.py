@@ -22,6 +22,10 @@ from ptstore_mpi.types import ServerIndex
 
 __all__ = ["MpiClientTransport"]
 
+# Over TCP the bytes of a Get move only while *both* ends turn in MPI: napping between its
+# fragments halves the rate. A transfer that has been silent for this long is not moving anyway.
+_TRANSFER_SPIN_S = 0.1
+
 
 class MpiClientTransport(ClientTransport):
     """One client rank of an MPI job.
@@ -62,6 +66,7 @@ class MpiClientTransport(ClientTransport):
         self._tag_count = (data.Get_attr(MPI.TAG_UB) or 32767) + 1
         self._server_ranks = server_ranks
         self._idle = Idle(config)
+        self._transfer_idle = Idle(config, spin_s=_TRANSFER_SPIN_S)
         self._in_flight: dict[int, tuple[MPI.Request, Memory]] = {}
         self._next_token = 0
 
@@ -108,7 +113,7 @@ class MpiClientTransport(ClientTransport):
 
     def await_tokens(self, until: float) -> tuple[int, ...]:
         """Return transfers that have completed: at least one, or () once ``until`` has passed."""
-        self._idle.reset()
+        self._transfer_idle.reset()
         while True:
             done = tuple(token for token, (request, _) in self._in_flight.items() if request.Test())
             if done:
@@ -118,7 +123,7 @@ class MpiClientTransport(ClientTransport):
             self._channel.flush()
             if self.now() >= until:
                 return ()
-            self._idle.wait()
+            self._transfer_idle.wait()
 
     def close(self) -> None:
         """Flush what was sent; raise if transfers are still in flight.

@@ -143,6 +143,8 @@ class MpiJob:
             arena.unlink()
         if failures:
             raise TransportError(failures[0])
+        for arena in arenas.values():
+            arena.start_populating()
         return arenas
 
     def _server_index(self) -> ServerIndex:
@@ -154,7 +156,6 @@ class MpiJob:
         handler = ServerHandler(
             cache, lease_cap_s=config.lease_cap_s, unconfirmed_count=config.unconfirmed_count
         )
-        arena.start_populating()
         return MpiServer(
             handler,
             arena,
@@ -163,6 +164,7 @@ class MpiJob:
             data=self._data,
             server_ranks=self.topology.server_ranks,
             client_ranks=self.topology.client_ranks,
+            near_ranks=self.topology.ranks_of(self.topology.nodes[self.comm.Get_rank()]),
             config=config,
         )
 

@@ -65,6 +65,8 @@ class MpiServer:
         Communicators: clients' requests, server to server, data of stores.
     server_ranks, client_ranks
         Ranks in all of these.
+    near_ranks
+        Ranks of this node: they map the arena and do not need the server to read it.
     config
         Settings of the job.
     """
@@ -79,6 +81,7 @@ class MpiServer:
         data: MPI.Comm,
         server_ranks: tuple[int, ...],
         client_ranks: tuple[int, ...],
+        near_ranks: tuple[int, ...],
         config: Config,
     ) -> None:
         self._handler = handler
@@ -90,6 +93,7 @@ class MpiServer:
         self._server_ranks = server_ranks
         self._server_of = {rank: ServerIndex(i) for i, rank in enumerate(server_ranks)}
         self._clients = frozenset(client_ranks)
+        self._near = frozenset(near_ranks)
         self._idle = Idle(config)
         self._incoming: dict[tuple[int, int], _Incoming] = {}
         self._next_tick_s = 0.0
@@ -121,7 +125,8 @@ class MpiServer:
             self._carry_out(self._handler.grow(self._arena.populated_bytes, now))
         self._channel.flush()
         self._peers.flush()
-        return active
+        # A lease of another node means Gets, and these progress only while this loop turns.
+        return active or not self._handler.cache.lease_holders <= self._near
 
     @property
     def is_quiet(self) -> bool:

