@@ -66,6 +66,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         (a function of the block hashes) or ``least_loaded`` (the less loaded of two such).
     verify
         Block checksums checked by load: ``off``, ``remote`` (what crossed a wire) or ``always``.
+    verify_publish
+        Whether an owner checks the checksums of an increment before it makes it visible.
     match_timeout_s, load_timeout_s, store_timeout_s
         Deadlines of the operations. What misses one is a miss with a reason.
     retry_s
@@ -97,6 +99,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     segment_tokens: int = 256
     placement: Literal["local", "random", "least_loaded"] = "local"
     verify: Literal["off", "remote", "always"] = "remote"
+    verify_publish: bool = False
     match_timeout_s: float = 2.0
     load_timeout_s: float = 10.0
     store_timeout_s: float = 30.0
@@ -125,7 +128,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if name == "copy_threads":
                 if value < 0:
                     raise ConfigError(f"copy_threads must be 0 (automatic) or more, got {value}")
-            elif isinstance(value, int | float) and not value > 0:
+            elif isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {value}")
         if not re.fullmatch(r"[0-9a-fA-F]{32}", self.hash_seed):
             raise ConfigError(f"hash_seed must be 32 hexadecimal digits, got {self.hash_seed!r}")

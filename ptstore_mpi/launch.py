@@ -19,14 +19,13 @@ from mpi4py import MPI
 
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Arena
-from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
 from ptstore_mpi.protocol.context import ClientContext, Ledger
-from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.local import LocalTransport
 from ptstore_mpi.transport.mpi_job import MpiJob, automatic_copy_threads
+from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.transport.watchdog import abort
 from ptstore_mpi.types import ServerIndex
 
@@ -153,12 +152,8 @@ def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
     arena = Arena.create(config.shared_memory_dir, config.arena_bytes)
     arena.unlink()
     arena.start_populating()
-    cache = OwnedCache(ServerIndex(0), config.arena_bytes, populated_bytes=0)
-    handler = ServerHandler(
-        cache, lease_cap_s=config.lease_cap_s, unconfirmed_count=config.unconfirmed_count
-    )
     transport = LocalTransport(
-        handler,
+        make_handler(ServerIndex(0), arena, config),
         arena,
         staging_bytes=config.staging_bytes,
         copy_threads=config.copy_threads or automatic_copy_threads(1),

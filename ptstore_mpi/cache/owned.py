@@ -150,12 +150,13 @@ class OwnedCache:
     # -- writing ---------------------------------------------------------------------------
 
     def reserve(
-        self, record: Record, hashes: BlockHashes, block_counts: Sequence[int], block_bytes: int
+        self, record: Record, hashes: BlockHashes, block_counts: Sequence[int]
     ) -> list[Segment] | None:
         """Reserve one contiguous region for new segments, or return None: no room.
 
         ``record`` carries namespace and inherited refs; its own refs are filled in here.
         """
+        block_bytes = sum(record.tensor_bytes)
         sizes = [_pages(count * block_bytes) for count in block_counts]
         metadata = [
             _SEGMENT_METADATA_BYTES + _BLOCK_METADATA_BYTES * count for count in block_counts

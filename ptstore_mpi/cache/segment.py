@@ -43,9 +43,13 @@ class SegmentState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """Flat metadata of one increment: ``refs[own_start:]`` name its own segments."""
+    """Flat metadata of one increment: ``refs[own_start:]`` name its own segments.
+
+    ``tensor_bytes`` are the bytes of one block of each tensor.
+    """
 
     namespace: bytes
+    tensor_bytes: tuple[int, ...]
     refs: tuple[SegmentRef, ...]
     own_start: int
 

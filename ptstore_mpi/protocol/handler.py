@@ -8,11 +8,12 @@ the time, and carries out the actions it returns. Everything it promises is in `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.actions import Action, Answer
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
@@ -23,6 +24,7 @@ from ptstore_mpi.protocol.messages import (
     CountReply,
     DropRequest,
     Grant,
+    LostRequest,
     MatchReply,
     MatchRequest,
     PeerMessage,
@@ -34,7 +36,7 @@ from ptstore_mpi.protocol.messages import (
     StatsRequest,
 )
 from ptstore_mpi.protocol.writes import WritePath
-from ptstore_mpi.types import HASH_BYTES, ServerIndex
+from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex
 
 __all__ = ["ServerHandler"]
 
@@ -50,19 +52,36 @@ class ServerHandler:
         Longest lease it grants, s.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
+    is_intact
+        Tells whether the bytes of a segment have these checksums: the handler itself never sees
+        a byte.
+    verify_publish
+        Whether an increment is verified before it becomes visible (P5).
     """
 
     def __init__(
-        self, cache: OwnedCache, *, lease_cap_s: float = 60.0, unconfirmed_count: int = 8
+        self,
+        cache: OwnedCache,
+        *,
+        is_intact: Callable[[Segment, bytes], bool],
+        lease_cap_s: float = 60.0,
+        unconfirmed_count: int = 8,
+        verify_publish: bool = False,
     ) -> None:
         self.cache = cache
-        self.writes = WritePath(cache, unconfirmed_count=unconfirmed_count)
+        self._is_intact = is_intact
+        self.writes = WritePath(
+            cache,
+            unconfirmed_count=unconfirmed_count,
+            is_intact=is_intact if verify_publish else None,
+        )
         self._lease_cap_s = lease_cap_s
         self._low: dict[int, float] = {}
         self._removed_counts: dict[tuple[int, int], int] = {}
         self.gone_clients: set[int] = set()
         self.request_count = 0
         self.dropped_count = 0
+        self.lost_count = 0
 
     # -- entry points ----------------------------------------------------------------------
 
@@ -99,6 +118,7 @@ class ServerHandler:
             **self.cache.counters(),
             "request_count": self.request_count,
             "dropped_count": self.dropped_count,
+            "lost_count": self.lost_count,
             "live_reservation_count": self.writes.live_count,
             **statuses,
         }
@@ -127,6 +147,8 @@ class ServerHandler:
                 yield from self.writes.publish(request, now)
             case AbandonRequest():
                 yield from self.writes.abandon(client, request.op, now)
+            case LostRequest(ref=ref):
+                yield from self._check_lost(ref, now)
             case ClearRequest() | DropRequest():
                 yield from self._remove(request, now)
             case StatsRequest():
@@ -162,6 +184,14 @@ class ServerHandler:
         return AcquireReply(
             self.cache.server, request.op, request.attempt, tuple(grants), granted_s
         )
+
+    def _check_lost(self, ref: SegmentRef, now: float) -> Iterator[Action]:
+        segment = self.cache.find(ref)
+        if segment is None or not segment.checksums:
+            return
+        if not self._is_intact(segment, segment.checksums):
+            self.lost_count += 1
+            yield from self.writes.remove([segment], now)
 
     def _remove(self, request: ClearRequest | DropRequest, now: float) -> Iterator[Action]:
         key = (request.client, request.op)

@@ -31,7 +31,13 @@ from ptstore_mpi.protocol.effects import (
     StartGet,
     Unpack,
 )
-from ptstore_mpi.protocol.messages import AcquireReply, AcquireRequest, Grant, ReleaseRequest
+from ptstore_mpi.protocol.messages import (
+    AcquireReply,
+    AcquireRequest,
+    Grant,
+    LostRequest,
+    ReleaseRequest,
+)
 from ptstore_mpi.protocol.plan import Fetch, Part, group, interleave, parts_of
 from ptstore_mpi.types import SegmentRef, ServerIndex
 
@@ -225,7 +231,9 @@ def _copy_out(state: _Load, fetch: Fetch) -> Operation[None]:
             expected = np.frombuffer(sums, dtype=np.uint32)[part.first_block :]
             if not np.array_equal(found, expected[: part.block_count]):
                 state.reason = "corrupt"
-                state.context.count("corrupt_segments", 1)
+                state.context.count("corrupt_count", 1)
+                key = state.context.ledger.key(state.op, part.server)
+                yield Send(part.server, LostRequest(*key, part.ref))
                 continue
         yield Unpack(state.views, part.view_block, image)
         yield from _judge(state, part)

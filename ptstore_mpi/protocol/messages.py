@@ -26,6 +26,7 @@ __all__ = [
     "Grant",
     "Link",
     "LinkResult",
+    "LostRequest",
     "MatchReply",
     "MatchRequest",
     "PeerMessage",
@@ -48,7 +49,15 @@ __all__ = [
 ]
 
 WriteStatus = Literal[
-    "reserved", "published", "dedup", "full", "gone", "expired", "abandoned", "unconfirmed"
+    "reserved",
+    "published",
+    "dedup",
+    "full",
+    "gone",
+    "expired",
+    "abandoned",
+    "unconfirmed",
+    "corrupt",
 ]
 """State of a write at its owner, as answered to its writer."""
 
@@ -89,14 +98,15 @@ class ReserveRequest(_Keyed, frozen=True):
 
     ``ancestors`` is the flat record of the prefix they continue, empty at position 0. ``hashes``
     are those of the new blocks; ``segment_block_counts`` adds up to their number; ``mapped`` says
-    that the writer maps the owner's arena and writes it by itself.
+    that the writer maps the owner's arena and writes it by itself. ``tensor_bytes`` are the
+    bytes of one block of each tensor.
     """
 
     namespace: bytes
     ancestors: tuple[SegmentRef, ...]
     hashes: bytes
     segment_block_counts: tuple[int, ...]
-    block_bytes: int
+    tensor_bytes: tuple[int, ...]
     remaining_s: float
     mapped: bool
 
@@ -115,6 +125,15 @@ class ClearRequest(_Keyed, frozen=True):
     """Forget a namespace on this server."""
 
     namespace: bytes
+
+
+class LostRequest(_Keyed, frozen=True):
+    """The bytes of this segment failed their checksum at the reader. Never answered.
+
+    The owner looks for itself: only what is bad in its arena is lost (P15), not what a wire bent.
+    """
+
+    ref: SegmentRef
 
 
 class DropRequest(_Keyed, frozen=True):
@@ -139,6 +158,7 @@ Request = (
     | PublishRequest
     | AbandonRequest
     | ClearRequest
+    | LostRequest
     | DropRequest
     | StatsRequest
     | ByeRequest

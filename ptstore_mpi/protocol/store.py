@@ -148,7 +148,7 @@ def _store_at(
             ancestors,
             increment.hashes[base:].tobytes(),
             counts,
-            block_bytes,
+            increment.tensor_bytes,
             max(until - now, 0.0),
             mapped=server in context.near,
         )

@@ -5,6 +5,7 @@ Life of a reservation::
     reserve --+-- full | gone | dedup | unconfirmed          nothing was reserved
               `-- reserved --+-- published                   the one step that makes it visible
                              +-- dedup                       its last block was there already
+                             +-- corrupt                     its bytes fail their checksums
                              `-- gone | expired | abandoned  it can never be published any more
 
 A region that can no longer be published is *quarantined*: its writer may still be writing into
@@ -13,7 +14,7 @@ it, so its bytes are freed only when the writer's watermark has passed (P3), nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,10 +71,19 @@ class WritePath:
         Owned cache of this server.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
+    is_intact
+        Tells whether the bytes of a segment have these checksums; None: not verified (P5).
     """
 
-    def __init__(self, cache: OwnedCache, *, unconfirmed_count: int) -> None:
+    def __init__(
+        self,
+        cache: OwnedCache,
+        *,
+        unconfirmed_count: int,
+        is_intact: Callable[[Segment, bytes], bool] | None = None,
+    ) -> None:
         self._cache = cache
+        self._is_intact = is_intact
         self._unconfirmed_count = unconfirmed_count
         self._reservations: dict[int, dict[int, Reservation]] = {}
         self._by_serial: dict[int, Reservation] = {}
@@ -288,10 +298,9 @@ class WritePath:
             inherited = own_parent.record.refs[: own_parent.place]
             ancestors = (*inherited, parent)  # the path of its own links, never mixed (P8)
         segments = self._cache.reserve(
-            Record(request.namespace, ancestors, len(ancestors)),
+            Record(request.namespace, request.tensor_bytes, ancestors, len(ancestors)),
             np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
             request.segment_block_counts,
-            request.block_bytes,
         )
         if segments is None:
             return refused("full") if self._cache.is_populated else None
@@ -314,7 +323,8 @@ class WritePath:
             yield ToPeer(segment_owner(parent.segment), Link(first.serial, parent, first.id))
         if not request.mapped:
             known.receives_open = True
-            sizes = (count * request.block_bytes for count in request.segment_block_counts)
+            block_bytes = sum(request.tensor_bytes)
+            sizes = (count * block_bytes for count in request.segment_block_counts)
             extents = tuple(
                 (segment.offset, size) for segment, size in zip(known.segments, sizes, strict=True)
             )
@@ -330,6 +340,9 @@ class WritePath:
                 return
             if self._cache.is_published(known.segments[-1].block_hash(-1)):
                 yield from self._end(known, "dedup", now)
+                return
+            if not self._verified(known, known.publish.checksums):
+                yield from self._end(known, "corrupt", now)
                 return
             self._cache.publish(known.segments, known.publish.checksums)
             known.status = "published"
@@ -347,6 +360,17 @@ class WritePath:
         if unlink:
             yield from self._unlink(known.segments[0])
         yield from self._answer(known)
+
+    def _verified(self, known: Reservation, checksums: bytes) -> bool:
+        if self._is_intact is None or not checksums:
+            return True
+        start = 0
+        for segment in known.segments:
+            end = start + 4 * segment.block_count
+            if not self._is_intact(segment, checksums[start:end]):
+                return False
+            start = end
+        return True
 
     def _answer(self, known: Reservation) -> Iterator[Action]:
         if known.publish is not None:

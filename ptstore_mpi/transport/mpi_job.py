@@ -22,14 +22,13 @@ import numpy as np
 from mpi4py import MPI
 
 from ptstore_mpi.arena import Arena
-from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError, PTStoreError, TransportError
 from ptstore_mpi.idle import Idle, lower_timer_slack
-from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.topology import Topology, assign_roles
 from ptstore_mpi.transport.mpi_client import MpiClientTransport
 from ptstore_mpi.transport.mpi_server import MpiServer
+from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.transport.watchdog import abort_after
 from ptstore_mpi.types import ServerIndex
 
@@ -151,13 +150,8 @@ class MpiJob:
         return ServerIndex(self.topology.server_ranks.index(self.comm.Get_rank()))
 
     def _make_server(self, arena: Arena) -> MpiServer:
-        config = self.config
-        cache = OwnedCache(self._server_index(), config.arena_bytes, populated_bytes=0)
-        handler = ServerHandler(
-            cache, lease_cap_s=config.lease_cap_s, unconfirmed_count=config.unconfirmed_count
-        )
         return MpiServer(
-            handler,
+            make_handler(self._server_index(), arena, self.config),
             arena,
             control=self._control,
             peers=self._peers,
@@ -165,7 +159,7 @@ class MpiJob:
             server_ranks=self.topology.server_ranks,
             client_ranks=self.topology.client_ranks,
             near_ranks=self.topology.ranks_of(self.topology.nodes[self.comm.Get_rank()]),
-            config=config,
+            config=self.config,
         )
 
     def _make_transport(self, hosts: list[_Host]) -> MpiClientTransport:
