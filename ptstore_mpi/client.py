@@ -30,6 +30,7 @@ from ptstore_mpi.types import (
     LoadResult,
     Match,
     StoreResult,
+    whole_pages,
 )
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Store:
             raise ClosedError("the store is closed: its job has ended")
 
     def _make_room_to_stage(self, segment_bytes: int) -> None:
-        wanted = -(-2 * max(segment_bytes, self.config.get_bytes) // 4096) * 4096
+        wanted = whole_pages(2 * max(whole_pages(segment_bytes), self.config.get_bytes))
         ledger = self._context.ledger
         if ledger.staging_bytes >= wanted:
             return

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from ptstore_mpi.errors import ConfigError
+from ptstore_mpi.types import PAGE_BYTES
 
 __all__ = ["Config", "parse_bytes"]
 
@@ -130,6 +131,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     raise ConfigError(f"copy_threads must be 0 (automatic) or more, got {value}")
             elif isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {value}")
+        if not self.arena_bytes:
+            raise ConfigError(
+                f"memory_bytes = {self.memory_bytes} is less than a page ({PAGE_BYTES} bytes) for each of "
+                f"{self.servers_per_node} server(s)"
+            )
         if not re.fullmatch(r"[0-9a-fA-F]{32}", self.hash_seed):
             raise ConfigError(f"hash_seed must be 32 hexadecimal digits, got {self.hash_seed!r}")
         if self.nap_first_s > self.nap_cap_s:
@@ -140,7 +146,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def arena_bytes(self) -> int:
         """Bytes of one server's arena: its share of the node's memory, in whole 4 KiB pages."""
-        return self.memory_bytes // self.servers_per_node // 4096 * 4096
+        return self.memory_bytes // self.servers_per_node // PAGE_BYTES * PAGE_BYTES
 
     @property
     def seed(self) -> bytes:

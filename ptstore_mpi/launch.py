@@ -27,7 +27,7 @@ from ptstore_mpi.transport.local import LocalTransport
 from ptstore_mpi.transport.mpi_job import MpiJob, automatic_copy_threads
 from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.transport.watchdog import abort
-from ptstore_mpi.types import ServerIndex
+from ptstore_mpi.types import ServerIndex, whole_pages
 
 __all__ = ["Job", "launch", "run"]
 
@@ -162,7 +162,7 @@ def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
 
 
 def _context(config: Config, topology: Topology, rank: int) -> ClientContext:
-    staging = _native.RegionAllocator(config.staging_bytes)
+    staging = _native.RegionAllocator(whole_pages(config.staging_bytes))
     return ClientContext(
         config,
         Ledger(rank, staging),

@@ -23,6 +23,7 @@ import numpy.typing as npt
 __all__ = [
     "GENERATION_BITS",
     "HASH_BYTES",
+    "PAGE_BYTES",
     "SOURCES",
     "BlockHash",
     "BlockHashes",
@@ -35,6 +36,7 @@ __all__ = [
     "pack_segment_id",
     "segment_owner",
     "segment_slot",
+    "whole_pages",
 ]
 
 ServerIndex = NewType("ServerIndex", int)
@@ -50,6 +52,7 @@ BlockHashes = npt.NDArray[np.uint8]
 """Chained hashes of consecutive blocks, shape (blocks, 16), C-contiguous."""
 
 HASH_BYTES = 16
+PAGE_BYTES = 4096
 GENERATION_BITS = 20
 _SLOT_BITS = 28
 
@@ -72,6 +75,11 @@ def segment_owner(segment: int) -> ServerIndex:
 def segment_slot(segment: int) -> int:
     """Return the slot of ``segment`` in its owner's table."""
     return (segment >> GENERATION_BITS) & ((1 << _SLOT_BITS) - 1)
+
+
+def whole_pages(nbytes: int) -> int:
+    """Return ``nbytes`` rounded up to whole pages."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class SegmentRef(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -17,11 +17,17 @@ from collections.abc import Iterable, Sequence
 
 from ptstore_mpi import _native
 from ptstore_mpi.cache.segment import LeaseKey, Record, Segment, SegmentState, SlotTable
-from ptstore_mpi.types import GENERATION_BITS, BlockHashes, SegmentRef, ServerIndex
+from ptstore_mpi.types import (
+    GENERATION_BITS,
+    PAGE_BYTES,
+    BlockHashes,
+    SegmentRef,
+    ServerIndex,
+    whole_pages,
+)
 
-__all__ = ["PAGE_BYTES", "OwnedCache"]
+__all__ = ["OwnedCache"]
 
-PAGE_BYTES = 4096
 _SEGMENT_METADATA_BYTES = 1024  # Segment, its ref, dictionaries, slot
 _BLOCK_METADATA_BYTES = 80  # index entry at its load factor, hash, checksum
 _INHERITED_METADATA_BYTES = 16  # one entry of a flat record
@@ -157,7 +163,7 @@ class OwnedCache:
         ``record`` carries namespace and inherited refs; its own refs are filled in here.
         """
         block_bytes = sum(record.tensor_bytes)
-        sizes = [_pages(count * block_bytes) for count in block_counts]
+        sizes = [whole_pages(count * block_bytes) for count in block_counts]
         metadata = [
             _SEGMENT_METADATA_BYTES + _BLOCK_METADATA_BYTES * count for count in block_counts
         ]
@@ -261,10 +267,6 @@ class OwnedCache:
         self._allocator.release(segment.offset, segment.nbytes)
         self.metadata_bytes -= segment.metadata_bytes
         self.slots.release(segment)
-
-
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _ref(segment: Segment, block_count: int) -> SegmentRef:

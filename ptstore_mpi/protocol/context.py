@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ptstore_mpi import _native
-from ptstore_mpi.types import ServerIndex
+from ptstore_mpi.types import ServerIndex, whole_pages
 
 if TYPE_CHECKING:
     from ptstore_mpi.config import Config
@@ -122,7 +122,7 @@ class Ledger:
 
     def _free_if_idle(self, extent: Extent) -> None:
         if extent.released and not extent.transfer_count:
-            self._staging.release(extent.offset, -(-extent.nbytes // 4096) * 4096)
+            self._staging.release(extent.offset, whole_pages(extent.nbytes))
 
 
 @dataclass(slots=True)

@@ -170,32 +170,29 @@ def _acquire(state: _Load, wanted: list[Part]) -> Operation[dict[ServerIndex, Ca
 
 
 def _move(state: _Load, direct: deque[Part]) -> Operation[None]:
-    """Move all parts: Gets in flight all the while, local copies in between."""
-    while True:
+    """Move all parts, Gets in flight and local copies in between, until done or late."""
+    ledger = state.context.ledger
+    while state.reason != "late":
         yield from _start_gets(state)
         if direct:
             part = direct.popleft()
             yield Unpack(state.views, part.view_block, part.arena_image())
             state.context.count("local_bytes", part.block_count * state.block_bytes)
             yield from _judge(state, part)
-            until = 0.0
-        elif state.by_token or state.waiting:
-            until = state.until
-        else:
+            if not ledger.transfer_count:
+                continue
+        elif not state.by_token and not state.waiting:
             return
-        if not state.context.ledger.transfer_count:
-            continue
-        done = yield AwaitTokens(until)
-        state.context.ledger.finish(done)
+        done = yield AwaitTokens(0.0 if direct else state.until)
+        ledger.finish(done)
         for token in done:
             fetch = state.by_token.pop(token, None)  # None: left over from an earlier load
             if fetch is not None:
                 fetch.in_flight_count -= 1
                 if not fetch.in_flight_count and not fetch.pieces_left:
                     yield from _copy_out(state, fetch)
-        if not done and until:
+        if not done and not direct:
             state.reason = "late"
-            return
 
 
 def _start_gets(state: _Load) -> Operation[None]:
@@ -206,6 +203,7 @@ def _start_gets(state: _Load) -> Operation[None]:
         if fetch.extent is None:
             fetch.extent = ledger.borrow(fetch.nbytes)
             if fetch.extent is None:
+                assert ledger.transfer_count, "staging is too small for one fetch"
                 return
             state.started.append(fetch)
         piece = fetch.pieces_left.pop(0)

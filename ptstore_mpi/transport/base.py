@@ -17,7 +17,7 @@ from ptstore_mpi.arena import Memory, anonymous_memory
 from ptstore_mpi.protocol import effects
 from ptstore_mpi.protocol.effects import Image, Operation
 from ptstore_mpi.protocol.messages import Reply, Request
-from ptstore_mpi.types import ServerIndex
+from ptstore_mpi.types import ServerIndex, whole_pages
 
 __all__ = ["ClientTransport"]
 
@@ -48,7 +48,7 @@ class ClientTransport(ABC):
 
     def replace_staging(self, nbytes: int) -> None:
         """Use fresh staging memory of ``nbytes``; the old one must not be in use."""
-        self._memories[None] = anonymous_memory(nbytes)
+        self._memories[None] = anonymous_memory(whole_pages(nbytes))
 
     # -- what a subclass provides ----------------------------------------------------------
 
