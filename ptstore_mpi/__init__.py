@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ptstore_mpi.client import Namespace, Store
 from ptstore_mpi.config import Config, parse_bytes
 from ptstore_mpi.errors import (
@@ -12,10 +15,12 @@ from ptstore_mpi.errors import (
     PTStoreError,
     TransportError,
 )
-from ptstore_mpi.launch import Job, launch, run
 from ptstore_mpi.layout import KVLayout, TensorSpec
 from ptstore_mpi.tensor_view import TensorView
 from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult
+
+if TYPE_CHECKING:
+    from ptstore_mpi.job import Job, launch, run
 
 __all__ = [
     "SOURCES",
@@ -39,3 +44,12 @@ __all__ = [
     "parse_bytes",
     "run",
 ]
+
+_STARTS_MPI = ("Job", "launch", "run")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what initialises MPI on first use: some login nodes forbid to start it."""
+    if name in _STARTS_MPI:
+        return getattr(import_module("ptstore_mpi.job"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

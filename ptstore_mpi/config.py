@@ -133,8 +133,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"{name} must be greater than 0, got {value}")
         if not self.arena_bytes:
             raise ConfigError(
-                f"memory_bytes = {self.memory_bytes} is less than a page ({PAGE_BYTES} bytes) for each of "
-                f"{self.servers_per_node} server(s)"
+                f"memory_bytes = {self.memory_bytes} is less than a page ({PAGE_BYTES} bytes) "
+                f"for each of {self.servers_per_node} server(s)"
             )
         if not re.fullmatch(r"[0-9a-fA-F]{32}", self.hash_seed):
             raise ConfigError(f"hash_seed must be 32 hexadecimal digits, got {self.hash_seed!r}")

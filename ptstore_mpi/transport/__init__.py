@@ -1,1 +1,1 @@
-"""Carriers of the protocol. Only this folder and ``launch`` touch MPI."""
+"""Carriers of the protocol. Only this folder and ``job`` touch MPI."""
