@@ -1,0 +1,1 @@
+"""Experiment drivers: parse, workload from a seed, run, record. They use public names only."""

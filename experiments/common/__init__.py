@@ -1,0 +1,1 @@
+"""What the drivers share: documents, workloads, meetings of the clients, provenance."""

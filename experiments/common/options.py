@@ -1,0 +1,217 @@
+"""The command line of `exp_qa_replay`: every option with its unit, refused early and by name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from experiments.baselines import SYSTEMS
+from experiments.common.datasets import DATA_VARIABLE, DATASETS
+from experiments.common.workload import ROUTINGS, Popularity, WorkloadError
+
+PLACEMENTS = ("local", "random", "least_loaded")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class UsageError(ValueError):
+    """The command line asks for something impossible; the message is for its author."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One run, as asked for."""
+
+    dataset: str
+    context_tokens: int
+    documents: int
+    requests: int
+    popularity: str
+    routing: str
+    systems: tuple[str, ...]
+    memory_bytes_per_node: int
+    batch: int
+    model: str
+    dtype: str
+    threads: int
+    seed: int
+    output: str
+    placement: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for the record."""
+        return asdict(self)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving: only one rank shall print."""
+        raise UsageError(f"{self.format_usage()}{self.prog}: {message}")
+
+
+def _bytes(text: str) -> int:
+    from ptstore_mpi import parse_bytes
+
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"expected a size above 0, given {text!r}")
+    return size
+
+
+def _positive(text: str) -> int:
+    value = int(text) if re.fullmatch(r"\d+", text) else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
+    return value
+
+
+def _systems(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(
+            f"expected names among {','.join(SYSTEMS)}, given {text!r}"
+        )
+    # Vanilla first: its logits are what the others are compared with.
+    return tuple(name for name in SYSTEMS if name in names)
+
+
+def _popularity(text: str) -> str:
+    try:
+        Popularity.parse(text)
+    except WorkloadError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def default_dataset() -> str:
+    """Return "squad" where a data folder is named, else "embedded"."""
+    folder = os.environ.get(DATA_VARIABLE, "")
+    return "squad" if folder and Path(folder).is_dir() else "embedded"
+
+
+WORKLOAD_OPTIONS: dict[str, dict[str, Any]] = {
+    "--dataset": {
+        "choices": tuple(DATASETS),
+        "default": default_dataset(),
+        "help": f"documents and questions; all but 'embedded' are read from ${DATA_VARIABLE}",
+    },
+    "--context-tokens": {
+        "type": _positive,
+        "default": 2000,
+        "metavar": "TOKENS",
+        "help": "document tokens in each prompt, exactly; the question is added to them",
+    },
+    "--documents": {
+        "type": _positive,
+        "default": 12,
+        "metavar": "COUNT",
+        "help": "documents that are asked about (not used by --popularity distinct)",
+    },
+    "--requests": {
+        "type": _positive,
+        "default": 24,
+        "metavar": "COUNT",
+        "help": "requests of all clients together",
+    },
+    "--popularity": {
+        "type": _popularity,
+        "default": "power:6",
+        "help": "power:A (the paper's, A = 6), zipf:S, uniform, or distinct (nothing recurs)",
+    },
+    "--routing": {
+        "choices": ROUTINGS,
+        "default": "random",
+        "help": "how requests are dealt to clients; affinity: a document always to the same "
+        "client; sorted: the whole trace by prefix, in contiguous shares",
+    },
+    "--seed": {"type": int, "default": 1, "help": "the only source of chance"},
+}
+RUN_OPTIONS: dict[str, dict[str, Any]] = {
+    "--systems": {
+        "type": _systems,
+        "default": ",".join(SYSTEMS),
+        "metavar": "NAME,...",
+        "help": "which systems answer the same requests",
+    },
+    "--memory-bytes-per-node": {
+        "type": _bytes,
+        "default": "320MiB",
+        "metavar": "SIZE",
+        "help": "KV memory of each node, the same for 'prefix' (shared out among the node's "
+        "clients) and 'ptstore'; 512MiB, 1GiB, or bytes",
+    },
+    "--placement": {
+        "choices": PLACEMENTS,
+        "default": "local",
+        "help": "which server owns what is stored",
+    },
+    "--batch": {
+        "type": _positive,
+        "default": 3,
+        "metavar": "COUNT",
+        "help": "requests per client before the next system has its turn",
+    },
+    "--model": {
+        "default": "",
+        "metavar": "PATH",
+        "help": "folder of a Hugging Face causal model with its tokenizer.json; "
+        "if empty the embedded SmolLM2-135M-Instruct",
+    },
+    "--dtype": {"choices": DTYPES, "default": "float32", "help": "of weights and KV"},
+    "--threads": {
+        "type": int,
+        "default": 0,
+        "metavar": "COUNT",
+        "help": "compute threads per client; 0 shares the machine's cores among its clients",
+    },
+    "--output": {
+        "default": "results",
+        "metavar": "DIR",
+        "help": "the file is DIR/exp_qa_replay/<UTC>_<job id>.h5",
+    },
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser, with the defaults of the main job."""
+    parser = _Parser(
+        prog="python -m experiments.exp_qa_replay",
+        description="Replay extractive question answering over documents on several systems, "
+        "measure TTFT, write HDF5.",
+        epilog="On n ranks: mpiexec -n 4 python -m mpi4py -m experiments.exp_qa_replay ... "
+        "(one rank of each node serves). With plain python one rank is client and server.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for group, options in (("workload", WORKLOAD_OPTIONS), ("run", RUN_OPTIONS)):
+        add = parser.add_argument_group(group).add_argument
+        for name, settings in options.items():
+            add(name, **settings)
+    return parser
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """Parse a command line.
+
+    Raises
+    ------
+    UsageError
+        With the usage and what is wrong.
+    SystemExit
+        After ``--help``.
+    """
+    values = vars(build_parser().parse_args(argv))
+    if values["threads"] < 0:
+        raise UsageError(f"--threads must be 0 or more, given {values['threads']}")
+    if values["seed"] < 0:
+        raise UsageError(f"--seed must be 0 or more, given {values['seed']}")
+    if values["model"] and not (Path(values["model"]) / "config.json").is_file():
+        raise UsageError(f"--model: expected a folder with config.json, given {values['model']!r}")
+    return Options(**values)

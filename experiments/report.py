@@ -1,0 +1,288 @@
+"""Read a result file and say what it shows: a table, or one JSON object per system and line.
+
+    python -m experiments.report FILE_OR_FOLDER [--json]
+
+Owns the averages. Never writes to the file. A folder means its newest ``*.h5``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from experiments import record
+
+SOURCES = ("engine", "owned", "replica", "remote", "disk")
+TOKENS = ("asked", *SOURCES, "recomputed")
+PARTS = ("ttft_s", "match_s", "load_s", "prefill_s", "store_s")
+LOGIT_DIFFERENCE_LIMIT = 1e-3
+RMA_COUNTER = "rma_bytes"
+DISCARDED_COUNTER = "discarded_bytes"
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class ReportError(ValueError):
+    """The file is no result file, is damaged, or contradicts itself."""
+
+
+def find_file(path: Path) -> Path:
+    """Return the file itself, or the newest ``*.h5`` of a folder (and of its subfolders)."""
+    if not path.exists():
+        raise ReportError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        return path
+    files = sorted(path.rglob("*.h5"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    if not files:
+        raise ReportError(f"{path}: expected a folder with *.h5 files, found none")
+    return files[-1]
+
+
+def open_results(path: Path) -> h5py.File:
+    """Open a result file for reading.
+
+    Raises
+    ------
+    ReportError
+        Not HDF5, truncated, not ours, or of another schema version.
+    """
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ReportError(f"{path}: not a readable HDF5 file (truncated?): {error}") from error
+    version = file.attrs.get("schema_version")
+    if version is None or "samples" not in file:
+        file.close()
+        raise ReportError(
+            f"{path}: expected a result file with schema_version and samples; this is some other "
+            "HDF5 file, or its run ended before the first batch"
+        )
+    if version != record.SCHEMA_VERSION:
+        file.close()
+        raise ReportError(
+            f"{path}: expected schema_version {record.SCHEMA_VERSION}, found {version}"
+        )
+    return file
+
+
+def summarise(file: h5py.File) -> list[dict[str, Any]]:
+    """Return one summary per system, in the order in which the systems ran.
+
+    Returns
+    -------
+    list of dict
+        Keys and nesting as printed by ``--json``; seconds, tokens and bytes.
+
+    Raises
+    ------
+    ReportError
+        Samples are missing or the tokens of a request do not add up.
+    """
+    names = str(file.attrs.get("systems", "")).split(",")
+    present = [name for name in names if name in file["samples"]]
+    if not present:
+        raise ReportError(f"{file.filename}: expected samples of {names}, found none")
+    vanilla = _columns(file, "vanilla") if "vanilla" in present else None
+    return [_summarise_system(file, name, vanilla) for name in present]
+
+
+def _summarise_system(file: h5py.File, name: str, vanilla: Columns | None) -> dict[str, Any]:
+    columns = _columns(file, name)
+    _check_conservation(f"{file.filename}: {name}", columns)
+    busy_s = _busy_s(file, name)
+    count = len(columns["request"])
+    summary: dict[str, Any] = {"system": name, "requests": count}
+    summary |= {part: _spread(columns[part]) for part in PARTS}
+    summary["requests_per_s"] = count / busy_s if busy_s > 0 else None
+    summary["tokens"] = {key: int(columns[f"{key}_tokens"].sum()) for key in TOKENS}
+    summary["speedup_by_source"] = _speedup_by_source(columns, vanilla)
+    summary[RMA_COUNTER] = counter_total(file, name, RMA_COUNTER)
+    summary["outputs_equal"] = _outputs_equal(name, columns, vanilla is not None)
+    return summary
+
+
+def _columns(file: h5py.File, name: str) -> Columns:
+    group = file[f"samples/{name}"]
+    try:
+        columns = {key: group[key][:] for key in record.SAMPLE_COLUMNS}
+    except (KeyError, OSError) as error:
+        raise ReportError(f"{file.filename}: samples of {name}: {error}") from error
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        raise ReportError(
+            f"{file.filename}: samples of {name}: expected equally long columns with at least one "
+            f"row, found lengths {sorted(lengths)}"
+        )
+    return columns
+
+
+def _check_conservation(where: str, columns: Columns) -> None:
+    parts = np.sum([columns[f"{key}_tokens"] for key in (*SOURCES, "recomputed")], axis=0)
+    wrong = np.flatnonzero(parts != columns["asked_tokens"])
+    if wrong.size:
+        row = int(wrong[0])
+        raise ReportError(
+            f"{where}, request {columns['request'][row]}: tokens by source add up to {parts[row]}, "
+            f"asked were {columns['asked_tokens'][row]}"
+        )
+
+
+def _spread(values: npt.NDArray[np.float64]) -> dict[str, float]:
+    p50, p90, p99 = np.percentile(values, (50, 90, 99))
+    return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "mean": float(values.mean())}
+
+
+def _busy_s(file: h5py.File, name: str) -> float:
+    """Sum over batches the time of the slowest client: what the job spent on this system."""
+    group = file[f"batches/{name}"]
+    batches, busy = group["batch"][:], group["busy_s"][:]
+    return float(sum(busy[batches == batch].max() for batch in np.unique(batches)))
+
+
+def _speedup_by_source(columns: Columns, vanilla: Columns | None) -> dict[str, float]:
+    """Median of vanilla's TTFT / own TTFT of the same request, by its main source of reuse."""
+    if vanilla is None:
+        return {}
+    reference = dict(zip(vanilla["request"].tolist(), vanilla["ttft_s"].tolist(), strict=True))
+    ratios: dict[str, list[float]] = {}
+    for row, source in enumerate(main_sources(columns)):
+        request = int(columns["request"][row])
+        if source != "recomputed" and request in reference:
+            ratio = reference[request] / float(columns["ttft_s"][row])
+            ratios.setdefault(source, []).append(ratio)
+    return {source: float(np.median(ratios[source])) for source in SOURCES if source in ratios}
+
+
+def main_sources(columns: Columns) -> list[str]:
+    """Return, per row, where most of the reused tokens came from; "recomputed" if none were."""
+    tokens = np.stack([columns[f"{source}_tokens"] for source in SOURCES])
+    return [
+        SOURCES[place] if tokens[place, row] > 0 else "recomputed"
+        for row, place in enumerate(np.argmax(tokens, axis=0).tolist())
+    ]
+
+
+def _outputs_equal(name: str, columns: Columns, has_vanilla: bool) -> bool | None:
+    if name == "vanilla":
+        return True
+    if not has_vanilla:
+        return None
+    same = columns["same_token"] == 1
+    close = columns["max_abs_logit_diff"] <= LOGIT_DIFFERENCE_LIMIT  # nan compares false
+    return bool(np.all(same & close))
+
+
+def counter_total(file: h5py.File, name: str, counter: str) -> int:
+    """Sum a counter of the store over batches and clients; 0 where a system has none."""
+    group = file.get(f"batches/{name}/counters")
+    if group is None:
+        return 0
+    names = [key for key in group if key == counter or key.endswith(f".{counter}")]
+    return int(sum(np.nansum(group[key][:]) for key in names))
+
+
+def print_report(path: Path) -> None:
+    """Print the table of a result file to standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    with open_results(path) as file:
+        rows = summarise(file)
+        title = (
+            f"{file.attrs.get('experiment')} {file.attrs.get('start_utc')}: "
+            f"{file.attrs.get('requests_count')} requests, {file.attrs.get('clients_count')} "
+            f"clients, {file.attrs.get('servers_count')} servers"
+        )
+        complete = bool(file.attrs.get("complete", False))
+        notes = [_rma_note(file, row) for row in rows if row["tokens"]["remote"]]
+        notes += [_overhead_note(row) for row in rows if row["match_s"]["mean"] > 0]
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=130)
+    table = Table(title=title, title_justify="left")
+    for heading in ("system", "TTFT mean", "p50", "p90", "match", "load", "prefill", "store",
+                    "req/s", "speedup by source", "outputs"):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    console.print(table)
+    console.print("seconds; match, load, prefill, store are means; store comes after the token")
+    console.print(_tokens_table(rows))
+    for note in notes:
+        console.print(note, highlight=False)
+    if not complete:
+        console.print("[bold]incomplete:[/bold] the run has not ended, or was killed")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    speedup = ", ".join(f"{key} {value:.1f}x" for key, value in row["speedup_by_source"].items())
+    equal = {True: "equal", False: "DIFFER", None: "not compared"}[row["outputs_equal"]]
+    rate = row["requests_per_s"]
+    return [
+        row["system"],
+        *(f"{row['ttft_s'][key]:.3f}" for key in ("mean", "p50", "p90")),
+        *(f"{row[part]['mean']:.3f}" for part in PARTS[1:]),
+        "-" if rate is None else f"{rate:.3f}",
+        speedup or "-",
+        equal,
+    ]
+
+
+def _tokens_table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="tokens by source", title_justify="left")
+    table.add_column("system")
+    for key in TOKENS:
+        table.add_column(key, justify="right")
+    for row in rows:
+        table.add_row(row["system"], *(f"{row['tokens'][key]:,}" for key in TOKENS))
+    return table
+
+
+def _rma_note(file: h5py.File, row: dict[str, Any]) -> str:
+    per_token = int(file.attrs.get("bytes_per_token", 0))
+    remote = row["tokens"]["remote"]
+    discarded = counter_total(file, row["system"], DISCARDED_COUNTER)
+    return (
+        f"{row['system']}: {row[RMA_COUNTER]:,} bytes by RMA; {remote:,} remote tokens x "
+        f"{per_token:,} bytes = {remote * per_token:,}, and {discarded:,} discarded"
+    )
+
+
+def _overhead_note(row: dict[str, Any]) -> str:
+    extra_s = row["match_s"]["mean"] + row["store_s"]["mean"]
+    whole_s = row["ttft_s"]["mean"] + row["store_s"]["mean"]
+    return f"{row['system']}: match + store take {extra_s / whole_s:.2%} of the time of a request"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a report; 1 if there is nothing to report."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.report", description=__doc__)
+    parser.add_argument("path", type=Path, help="a result file, or a folder: its newest *.h5")
+    parser.add_argument("--json", action="store_true", help="one JSON object per system per line")
+    options = parser.parse_args(argv)
+    try:
+        path = find_file(options.path)
+        if options.json:
+            with open_results(path) as file:
+                for row in summarise(file):
+                    print(json.dumps(row))
+        else:
+            print_report(path)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

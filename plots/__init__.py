@@ -1,0 +1,1 @@
+"""Figures, drawn from HDF5 results alone."""
