@@ -11,6 +11,7 @@ With one rank in all the server runs inside the process, so a script needs no ``
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,6 +22,7 @@ from ptstore_mpi import _native
 from ptstore_mpi.arena import Arena
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
+from ptstore_mpi.errors import PTStoreError
 from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.local import LocalTransport
@@ -32,6 +34,8 @@ from ptstore_mpi.types import ServerIndex, whole_pages
 __all__ = ["Job", "launch", "run"]
 
 T = TypeVar("T")
+
+_ONE_VOICE_S = 1.0
 
 
 class Job:
@@ -138,14 +142,21 @@ def run(
             job.serve()
         phase = "close"
         job.close()
-    except BaseException:
-        if comm.Get_size() == 1:
-            raise
-        traceback.print_exc()
-        sys.stdout.flush()
-        abort(f"failed in phase {phase!r}; the job is aborted")
+    except BaseException as error:
+        if comm.Get_size() > 1:
+            _abort_job(error, phase, rank=comm.Get_rank())
         raise
     return result
+
+
+def _abort_job(error: BaseException, phase: str, *, rank: int) -> None:
+    sys.stdout.flush()
+    if phase == "open" and isinstance(error, PTStoreError):
+        if rank:  # every rank has the same error: let rank 0 tell it once
+            time.sleep(_ONE_VOICE_S)
+        abort(f"cannot open the job: {error}")
+    traceback.print_exception(error)
+    abort(f"failed in phase {phase!r}; the job is aborted")
 
 
 def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
