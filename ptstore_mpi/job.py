@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from mpi4py import MPI
 
@@ -149,7 +149,7 @@ def run(
     return result
 
 
-def _abort_job(error: BaseException, phase: str, *, rank: int) -> None:
+def _abort_job(error: BaseException, phase: str, *, rank: int) -> NoReturn:
     sys.stdout.flush()
     if phase == "open" and isinstance(error, PTStoreError):
         if rank:  # every rank has the same error: let rank 0 tell it once

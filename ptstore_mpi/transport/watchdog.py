@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from mpi4py import MPI
 
 __all__ = ["abort", "abort_after"]
 
 
-def abort(message: str) -> None:
+def abort(message: str) -> NoReturn:
     """Print ``message`` and end the whole job."""
     print(f"ptstore: rank {MPI.COMM_WORLD.Get_rank()}: {message}", file=sys.stderr, flush=True)
     MPI.COMM_WORLD.Abort(1)
+    os._exit(1)  # some launchers let the caller of Abort run on for a while
 
 
 @contextmanager

@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import h5py
 import pytest
 
 from experiments import report
+from ptstore_mpi.testing.launching import find_mpiexec, run_ranks
 
-JOB = ["-m", "mpi4py", "-m", "experiments.exp_qa_replay"]
+DRIVER = ["-m", "experiments.exp_qa_replay"]
 TOY = [
     "--dataset", "embedded", "--context-tokens", "96", "--documents", "3", "--requests", "12",
     "--memory-bytes-per-node", "16MiB", "--batch", "2", "--threads", "1", "--seed", "4",
 ]  # fmt: skip
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "HYDRA_", "OMPI_")
 
 
 @pytest.fixture
-def run_job(repository, model_folder, tmp_path):
+def run_job(repository, model_folder, tmp_path, monkeypatch):
     """Return a function that runs the driver on `ranks` ranks split into `nodes` nodes."""
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    launcher = str(mpiexec) if mpiexec.exists() else shutil.which("mpiexec")
-    if launcher is None:
+    if find_mpiexec() is None:
         pytest.skip("no mpiexec beside this Python or on the PATH")
+    monkeypatch.chdir(repository)
 
     def run(*arguments, ranks, nodes):
-        environment = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(LAUNCHER_PREFIXES)
-        } | {
-            "MPIR_CVAR_NUM_CLIQUES": str(nodes),
-            "MPIR_CVAR_CLIQUES_BY_BLOCK": "1",
-            "UCX_TLS": "tcp,self",
-        }  # fmt: skip
-        return subprocess.run(
-            [launcher, "-n", str(ranks), sys.executable, *JOB, *TOY,
-             "--model", str(model_folder), "--output", str(tmp_path), *arguments],
-            cwd=repository, env=environment, capture_output=True, text=True, timeout=100,
-            check=False,
-        )  # fmt: skip
+        folders = ["--model", str(model_folder), "--output", str(tmp_path)]
+        return run_ranks([*DRIVER, *TOY, *folders, *arguments], ranks=ranks, nodes=nodes)
 
     return run
 
