@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ptstore_mpi.errors import TransportError
+from ptstore_mpi.errors import ConfigError, TransportError
 
-__all__ = ["Arena", "anonymous_memory"]
+__all__ = ["Arena", "anonymous_memory", "free_bytes_of"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -36,6 +36,21 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def anonymous_memory(nbytes: int) -> Memory:
     """Return ``nbytes`` of private, page-aligned memory, uint8; pages come on first use."""
     return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+
+
+def free_bytes_of(directory: str) -> int:
+    """Return the bytes that ``directory``'s file system has free for this user.
+
+    Raises
+    ------
+    ConfigError
+        There is no such folder.
+    """
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        raise ConfigError(f"shared_memory_dir {directory!r}: {error.strerror}") from None
+    return status.f_bavail * status.f_frsize
 
 
 class Arena:
@@ -68,8 +83,13 @@ class Arena:
             descriptor, name = tempfile.mkstemp(prefix="ptstore-arena-", dir=directory)
         except OSError as error:
             raise TransportError(f"cannot make an arena in {directory!r}: {error}") from error
-        os.ftruncate(descriptor, nbytes)
-        return cls(descriptor, nbytes, Path(name), is_owner=True)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            return cls(descriptor, nbytes, Path(name), is_owner=True)
+        except (OSError, ValueError) as error:
+            os.close(descriptor)
+            Path(name).unlink()
+            raise TransportError(f"cannot map an arena of {nbytes} bytes: {error}") from error
 
     @classmethod
     def attach(cls, path: str, nbytes: int) -> Arena:

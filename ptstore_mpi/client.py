@@ -208,6 +208,7 @@ class Namespace:
             len(ids),
             reason,
             found.refs,
+            self.digest,
             self._transport.now() - started,
         )
         self._store._stats.add_match(match)
@@ -235,8 +236,11 @@ class Namespace:
         ------
         LayoutMismatchError
             ``out`` does not fit the layout; nothing was written.
+        ValueError
+            The match is of another namespace, or ``skip_tokens`` is not whole blocks.
         """
         self._store._check_open()
+        self._check_own(match)
         started = self._transport.now()
         block_tokens = self.layout.block_tokens
         skip_blocks, rest = divmod(min(skip_tokens, match.tokens), block_tokens)
@@ -328,8 +332,9 @@ class Namespace:
     def clear(self) -> int | None:
         """Forget this namespace on every server.
 
-        Collective: no. Returns the number of segments removed, or None where a server did not
-        answer within ``match_timeout_s``.
+        Collective: no. Returns how many segments the servers removed for this request (what one
+        server's removal took along on another is not counted twice, nor at all), or None where a
+        server did not answer within ``match_timeout_s``.
         """
         self._store._check_open()
         until = self._transport.now() + self._store.config.match_timeout_s
@@ -342,10 +347,18 @@ class Namespace:
         owner did not answer.
         """
         self._store._check_open()
+        self._check_own(match)
         if not match.segments:
             return False
         until = self._transport.now() + self._store.config.match_timeout_s
         return self._transport.perform(maintain.drop(self._context, match.segments[-1], until))
+
+    def _check_own(self, match: Match) -> None:
+        if match.namespace != self.digest:
+            raise ValueError(
+                f"expected a match of this namespace ({self.digest.hex()}), "
+                f"got one of {match.namespace.hex() or 'no namespace'}"
+            )
 
     def _hash(self, ids: npt.NDArray[np.uint32]) -> BlockHashes:
         return _native.hash_blocks(

@@ -43,9 +43,11 @@ def parse_bytes(text: str | int) -> int:
     ConfigError
         The text is not a number with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if isinstance(text, float):
+        found = None
     if found is None or found[2].upper() not in _UNITS:
         raise ConfigError(f"expected a size such as 512MiB or 2GB, got {text!r}")
     return int(float(found[1]) * _UNITS[found[2].upper()])
@@ -187,7 +189,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         merged |= settings
         for name, value in merged.items():
             if name.endswith("_bytes"):
-                merged[name] = parse_bytes(value)
+                try:
+                    merged[name] = parse_bytes(value)
+                except ConfigError as error:
+                    raise ConfigError(f"{name}: {error}") from None
         try:
             return msgspec.convert(merged, cls, strict=False)
         except msgspec.ValidationError as error:

@@ -19,7 +19,7 @@ from typing import NoReturn, TypeVar
 from mpi4py import MPI
 
 from ptstore_mpi import _native
-from ptstore_mpi.arena import Arena
+from ptstore_mpi.arena import Arena, free_bytes_of
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import PTStoreError
@@ -27,7 +27,7 @@ from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.local import LocalTransport
 from ptstore_mpi.transport.mpi_job import MpiJob, automatic_copy_threads
-from ptstore_mpi.transport.server_parts import make_handler
+from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
 from ptstore_mpi.transport.watchdog import abort
 from ptstore_mpi.types import ServerIndex, whole_pages
 
@@ -130,10 +130,12 @@ def run(
     What ``main`` returned, on a client; None on a server.
     """
     comm = comm or MPI.COMM_WORLD
+    if comm.Get_size() == 1:
+        return _run_alone(main, config, comm)
     phase = "open"
+    result: T | None = None
     try:
         job = launch(config, comm=comm)
-        result: T | None = None
         if job.client is not None:
             phase = "main"
             result = main(job.client)
@@ -143,10 +145,17 @@ def run(
         phase = "close"
         job.close()
     except BaseException as error:
-        if comm.Get_size() > 1:
-            _abort_job(error, phase, rank=comm.Get_rank())
-        raise
+        _abort_job(error, phase, rank=comm.Get_rank())
     return result
+
+
+def _run_alone(main: Callable[[Store], T], config: Config | None, comm: MPI.Comm) -> T:
+    job = launch(config, comm=comm)
+    assert job.client is not None
+    try:
+        return main(job.client)
+    finally:
+        job.close()
 
 
 def _abort_job(error: BaseException, phase: str, *, rank: int) -> NoReturn:
@@ -160,6 +169,8 @@ def _abort_job(error: BaseException, phase: str, *, rank: int) -> NoReturn:
 
 
 def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
+    free_bytes = free_bytes_of(config.shared_memory_dir)
+    check_shared_memory(config, host="here", server_count=1, free_bytes=free_bytes)
     arena = Arena.create(config.shared_memory_dir, config.arena_bytes)
     arena.unlink()
     arena.start_populating()

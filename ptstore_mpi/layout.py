@@ -41,6 +41,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class KVLayout(msgspec.Struct, frozen=True):
     """Ordered tensors of one block of ``block_tokens`` tokens.
 
+    ``dtype`` names what the bytes are, where somebody cares: two dtypes of one size are two
+    layouts, and so two namespaces.
+
     Raises
     ------
     ConfigError
@@ -49,6 +52,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     tensors: tuple[TensorSpec, ...]
     block_tokens: int
+    dtype: str = "bytes"
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -84,7 +88,7 @@ class KVLayout(msgspec.Struct, frozen=True):
             for layer in range(layers)
             for kind in ("key", "value")
         )
-        return cls(tensors, block_tokens)
+        return cls(tensors, block_tokens, dtype)
 
     @property
     def block_bytes(self) -> int:

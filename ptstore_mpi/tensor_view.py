@@ -72,6 +72,8 @@ class TensorView:
             A block is not dense, or the table names a block outside the array.
         """
         address, shape, strides, itemsize, writable = _native.array_info(array)
+        if not shape:
+            raise LayoutMismatchError("expected [blocks, ...], got an array without axes")
         block_bytes = math.prod(shape[1:]) * itemsize
         expected = itemsize
         for extent, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
@@ -80,11 +82,16 @@ class TensorView:
                     f"expected dense blocks, got shape {shape} with strides {strides} bytes"
                 )
             expected *= extent
-        table = np.ascontiguousarray(block_table, dtype=np.int64)
-        if table.ndim != 1 or (table.size and not 0 <= table.min() <= table.max() < shape[0]):
+        table = np.asarray(block_table)
+        if table.ndim != 1 or (table.size and not np.issubdtype(table.dtype, np.integer)):
             raise LayoutMismatchError(
-                f"expected a 1-d table of blocks in 0..{shape[0] - 1}, "
-                f"got shape {table.shape}, values {table.min()}..{table.max()}"
+                f"expected a 1-d table of integers, got a table of shape {table.shape}, "
+                f"dtype {table.dtype}"
+            )
+        table = np.ascontiguousarray(table, dtype=np.int64)
+        if table.size and not 0 <= table.min() <= table.max() < shape[0]:
+            raise LayoutMismatchError(
+                f"expected a table of blocks in 0..{shape[0] - 1}, got {table.min()}..{table.max()}"
             )
         total = table.size * block_bytes
         return cls(

@@ -116,6 +116,8 @@ class Match:
         whole block to match) or ``partial`` (a server did not answer in time).
     segments
         Flat record of the prefix, from position 0.
+    namespace
+        Digest of the namespace it was found in.
     seconds
         Time the query took.
     """
@@ -124,6 +126,7 @@ class Match:
     prompt_tokens: int
     reason: str
     segments: tuple[SegmentRef, ...] = ()
+    namespace: bytes = b""
     seconds: float = 0.0
 
 
@@ -163,7 +166,8 @@ class StoreResult:
     reason
         ``stored``; ``known`` (nothing new); ``dedup`` (somebody else published it first);
         ``full`` (no room at the owner); ``gone`` (the parent was dropped meanwhile);
-        ``expired`` or ``late`` (a deadline ran out); ``partial`` (a server did not answer the
+        ``expired``, ``abandoned`` or ``late`` (a deadline ran out); ``corrupt`` (the bytes that
+        reached the owner fail their checksums); ``partial`` (a server did not answer the
         match, so storing could duplicate); ``unconfirmed`` (too many writes of this client are
         still unsettled at the owner).
     seconds

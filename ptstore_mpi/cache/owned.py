@@ -100,8 +100,7 @@ class OwnedCache:
         _, segment_id, position = found
         segment = self.slots.get(segment_id)
         assert segment is not None, "the index names a segment that does not exist"
-        inherited = segment.record.refs[: segment.place]
-        return (*inherited, _ref(segment, position + 1))
+        return (*segment.path, _ref(segment, position + 1))
 
     def find(self, ref: SegmentRef) -> Segment | None:
         """Return the published segment that ``ref`` names, compared by id *and* hash (P4)."""
@@ -179,7 +178,7 @@ class OwnedCache:
             segment = Segment(
                 self.slots.take(),
                 record,
-                place=record.own_start + len(segments),
+                index=len(segments),
                 offset=offset,
                 nbytes=nbytes,
                 metadata_bytes=overhead,
@@ -197,6 +196,18 @@ class OwnedCache:
         self.reserved_bytes += sum(sizes)
         self.metadata_bytes += sum(metadata)
         return segments
+
+    def rebase(self, segments: Sequence[Segment], path: tuple[SegmentRef, ...]) -> bool:
+        """Replace what a reserved increment inherits before its parent; False: no room for it."""
+        record, first = segments[0].record, segments[0]
+        more = _INHERITED_METADATA_BYTES * (len(path) + 1 - record.own_start)
+        if more > self.free_bytes:
+            return False
+        record.refs = (*path, *record.refs[record.own_start - 1 :])
+        record.own_start = len(path) + 1
+        first.metadata_bytes += more
+        self.metadata_bytes += more
+        return True
 
     def publish(self, segments: Iterable[Segment], checksums: bytes) -> None:
         """Make reserved segments visible, all in one step."""

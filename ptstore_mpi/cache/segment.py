@@ -56,7 +56,7 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One segment of this server.
+    """One segment of this server: the ``index``-th of its increment.
 
     ``offset`` and ``nbytes`` are its extent in the arena, in whole pages; ``metadata_bytes`` is
     what describing it costs; ``hashes`` are those of its blocks. ``serial`` names the link to its
@@ -65,7 +65,7 @@ class Segment:
 
     id: SegmentId
     record: Record
-    place: int
+    index: int
     offset: int
     nbytes: int
     metadata_bytes: int
@@ -80,6 +80,16 @@ class Segment:
     def block_count(self) -> int:
         """Blocks of this segment."""
         return len(self.hashes)
+
+    @property
+    def place(self) -> int:
+        """Position of this segment in its record."""
+        return self.record.own_start + self.index
+
+    @property
+    def path(self) -> tuple[SegmentRef, ...]:
+        """The flat record before this segment."""
+        return self.record.refs[: self.place]
 
     @property
     def parent(self) -> SegmentRef | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ptstore_mpi.protocol.context import ClientContext
-from ptstore_mpi.protocol.effects import Now, Operation, Receive, Send
-from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.protocol.effects import AwaitTokens, Now, Operation, Receive, Send
+from ptstore_mpi.protocol.messages import REPLY_TO, Reply, Request
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["Called", "call"]
@@ -30,8 +30,11 @@ def call(
 
     All requests belong to one operation. A silent server is asked again every ``retry_s``, with
     the same ``op`` and the next ``attempt``; a reply to any attempt counts, from the time that
-    very attempt was sent. Replies to other operations are stale and are dropped.
+    very attempt was sent. Replies to other requests are stale and are dropped.
     """
+    if context.ledger.transfer_count:
+        # All are left over from earlier operations, and hold the watermark back until noticed.
+        context.ledger.finish((yield AwaitTokens(0.0)))
     waiting = dict(requests)
     sent_s: dict[tuple[ServerIndex, int], float] = {}
     called: dict[ServerIndex, Called] = {}
@@ -51,7 +54,12 @@ def call(
                 break
             server = ServerIndex(reply.server)
             request_sent = waiting.get(server)
-            if request_sent is None or reply.op != request_sent.op:
+            if (
+                request_sent is None
+                or reply.op != request_sent.op
+                or not isinstance(reply, REPLY_TO[type(request_sent)])
+                or (server, reply.attempt) not in sent_s
+            ):
                 continue
             called[server] = Called(reply, sent_s[server, reply.attempt])
             del waiting[server]

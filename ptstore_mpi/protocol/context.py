@@ -125,6 +125,16 @@ class Ledger:
             self._staging.release(extent.offset, whole_pages(extent.nbytes))
 
 
+_COUNTERS = (
+    "local_bytes",
+    "rma_bytes",
+    "discarded_bytes",
+    "stored_local_bytes",
+    "stored_sent_bytes",
+    "corrupt_count",
+)
+
+
 @dataclass(slots=True)
 class ClientContext:
     """Everything a client operation reads besides its arguments.
@@ -149,7 +159,7 @@ class ClientContext:
     ledger: Ledger
     server_count: int
     near: tuple[ServerIndex, ...]
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
     abandoned: list[tuple[ServerIndex, int]] = field(default_factory=list)
 
     @property
@@ -159,4 +169,4 @@ class ClientContext:
 
     def count(self, name: str, amount: int) -> None:
         """Add to a counter."""
-        self.counters[name] = self.counters.get(name, 0) + amount
+        self.counters[name] += amount

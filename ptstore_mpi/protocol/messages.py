@@ -16,6 +16,7 @@ import msgspec
 from ptstore_mpi.types import SegmentRef
 
 __all__ = [
+    "REPLY_TO",
     "AbandonRequest",
     "AcquireReply",
     "AcquireRequest",
@@ -96,7 +97,8 @@ class ReleaseRequest(_Keyed, frozen=True):
 class ReserveRequest(_Keyed, frozen=True):
     """Reserve one region for new segments behind the last of ``ancestors``.
 
-    ``ancestors`` is the flat record of the prefix they continue, empty at position 0. ``hashes``
+    ``ancestors`` is the flat record of the prefix they continue as the client knows it, empty at
+    position 0; its last is the parent, the path to it is taken from the parent's owner. ``hashes``
     are those of the new blocks; ``segment_block_counts`` adds up to their number; ``mapped`` says
     that the writer maps the owner's arena and writes it by itself. ``tensor_bytes`` are the
     bytes of one block of each tensor.
@@ -240,9 +242,13 @@ class Link(_Peer, frozen=True):
 
 
 class LinkResult(_Peer, frozen=True):
-    """Whether the parent was there and is now held by the link."""
+    """Whether the parent was there and is now held by the link; if so, the path to it.
+
+    ``path`` is the flat record before the parent, as its owner knows it.
+    """
 
     linked: bool
+    path: tuple[SegmentRef, ...]
 
 
 class Unlink(_Peer, frozen=True):
@@ -259,6 +265,17 @@ class Prune(_Peer, frozen=True):
 
 
 PeerMessage = Link | LinkResult | Unlink | Prune
+
+REPLY_TO: dict[type, type] = {
+    MatchRequest: MatchReply,
+    AcquireRequest: AcquireReply,
+    ReserveRequest: ReserveReply,
+    PublishRequest: WriteReply,
+    ClearRequest: CountReply,
+    DropRequest: CountReply,
+    StatsRequest: StatsReply,
+}
+"""What answers what: requests of one operation share its number."""
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)

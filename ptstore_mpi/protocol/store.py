@@ -200,6 +200,8 @@ def _write(
     tokens: set[int] = set()
     view_block = base
     for offset, blocks in images:
+        if (yield Now()) >= until:
+            return None
         extent: Extent | None = None
         if server in context.near:
             image = Image(server, offset, blocks, 0, blocks)

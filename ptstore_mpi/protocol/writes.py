@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from ptstore_mpi.protocol.messages import (
     WriteReply,
     WriteStatus,
 )
-from ptstore_mpi.types import HASH_BYTES, ServerIndex, segment_owner
+from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 
 __all__ = ["Reservation", "WritePath"]
 
@@ -88,7 +89,7 @@ class WritePath:
         self._reservations: dict[int, dict[int, Reservation]] = {}
         self._by_serial: dict[int, Reservation] = {}
         self._waiting: list[ReserveRequest] = []
-        self.status_counts: dict[str, int] = {}
+        self.status_counts = dict.fromkeys(get_args(WriteStatus), 0)
 
     # -- requests of clients ---------------------------------------------------------------
 
@@ -199,17 +200,15 @@ class WritePath:
         match message:
             case Link(serial, parent, child):
                 segment = self._cache.find(parent)
+                path: tuple[SegmentRef, ...] = ()
                 if segment is not None:
                     segment.links[serial] = child
-                yield ToPeer(sender, LinkResult(serial, segment is not None))
-            case LinkResult(serial, linked):
+                    path = segment.path
+                yield ToPeer(sender, LinkResult(serial, segment is not None, path))
+            case LinkResult(serial, linked, path):
                 known = self._by_serial.pop(serial, None)
                 if known is not None and known.status == _LIVE:
-                    if linked:
-                        known.linked = True
-                        yield from self._advance(known, now)
-                    else:
-                        yield from self._end(known, "gone", now, unlink=False)
+                    yield from self._link_result(known, path if linked else None, now)
             case Unlink(serial, parent, _):
                 # By id alone: the parent may be a zombie, and serials are never reused.
                 segment = self._cache.slots.get(parent.segment)
@@ -280,7 +279,7 @@ class WritePath:
         """Return the new reservation, or None where the arena is still being populated."""
 
         def refused(status: WriteStatus) -> Reservation:
-            self.status_counts[status] = self.status_counts.get(status, 0) + 1
+            self.status_counts[status] += 1
             return Reservation(request.client, request.op, status, now)
 
         operations = self._reservations.get(request.client, {})
@@ -295,8 +294,7 @@ class WritePath:
             own_parent = self._cache.find(parent)
             if own_parent is None:
                 return refused("gone")
-            inherited = own_parent.record.refs[: own_parent.place]
-            ancestors = (*inherited, parent)  # the path of its own links, never mixed (P8)
+            ancestors = (*own_parent.path, parent)  # that of its own links, never mixed (P8)
         segments = self._cache.reserve(
             Record(request.namespace, request.tensor_bytes, ancestors, len(ancestors)),
             np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
@@ -346,7 +344,7 @@ class WritePath:
                 return
             self._cache.publish(known.segments, known.publish.checksums)
             known.status = "published"
-            self.status_counts["published"] = self.status_counts.get("published", 0) + 1
+            self.status_counts["published"] += 1
         yield from self._answer(known)
 
     def _end(
@@ -355,11 +353,23 @@ class WritePath:
         """Make a live reservation unpublishable: unlinked at once, its bytes quarantined."""
         assert known.status == _LIVE
         known.status = status
-        self.status_counts[status] = self.status_counts.get(status, 0) + 1
+        self.status_counts[status] += 1
         self._by_serial.pop(known.segments[0].serial, None)
         if unlink:
             yield from self._unlink(known.segments[0])
         yield from self._answer(known)
+
+    def _link_result(
+        self, known: Reservation, path: tuple[SegmentRef, ...] | None, now: float
+    ) -> Iterator[Action]:
+        """Take the parent's own path for the record: the client's may be an older one (P8)."""
+        if path is None:
+            yield from self._end(known, "gone", now, unlink=False)
+        elif not self._cache.rebase(known.segments, path):
+            yield from self._end(known, "full", now)
+        else:
+            known.linked = True
+            yield from self._advance(known, now)
 
     def _verified(self, known: Reservation, checksums: bytes) -> bool:
         if self._is_intact is None or not checksums:

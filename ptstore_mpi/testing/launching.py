@@ -71,7 +71,7 @@ def run_ranks(
     if mpiexec is None:
         raise FileNotFoundError("no mpiexec beside this Python or on the PATH")
     command = [mpiexec, *launcher_options, "-n", str(ranks), "bash", "-c", _SHELL, "_"]
-    command += [sys.executable, "-m", "mpi4py", *map(os.fspath, program)]
+    command += [sys.executable, "-m", "mpi4py", *(os.fspath(part) for part in program)]
     return subprocess.run(
         command,
         env=job_environment(nodes, netmod),

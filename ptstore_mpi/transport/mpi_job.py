@@ -21,14 +21,14 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from ptstore_mpi.arena import Arena
+from ptstore_mpi.arena import Arena, free_bytes_of
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError, PTStoreError, TransportError
 from ptstore_mpi.idle import Idle, lower_timer_slack
 from ptstore_mpi.topology import Topology, assign_roles
 from ptstore_mpi.transport.mpi_client import MpiClientTransport
 from ptstore_mpi.transport.mpi_server import MpiServer
-from ptstore_mpi.transport.server_parts import make_handler
+from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
 from ptstore_mpi.transport.watchdog import abort_after
 from ptstore_mpi.types import ServerIndex
 
@@ -90,12 +90,11 @@ class MpiJob:
     # -- open ------------------------------------------------------------------------------
 
     def _meet(self) -> tuple[Topology, list[_Host]]:
-        here = os.statvfs(self.config.shared_memory_dir)
         mine = _Host(
             socket.gethostname(),
             self._node_comm.allreduce(self.comm.Get_rank(), op=MPI.MIN),
             msgspec.json.encode(self.config),
-            here.f_bavail * here.f_frsize,
+            free_bytes_of(self.config.shared_memory_dir),
         )
         hosts: list[_Host] = self.comm.allgather(mine)
         differing = [rank for rank, host in enumerate(hosts) if host.settings != hosts[0].settings]
@@ -108,14 +107,10 @@ class MpiJob:
         topology = assign_roles([host.node for host in hosts], self.config.servers_per_node)
         for name in sorted({host.name for host in hosts}):
             servers = [r for r in topology.server_ranks if hosts[r].name == name]
-            wanted = len(servers) * self.config.arena_bytes
-            free = min(host.shared_memory_free_bytes for host in hosts if host.name == name)
-            if wanted > free:
-                raise ConfigError(
-                    f"host {name}: {len(servers)} server(s) want arenas of {wanted} bytes in "
-                    f"{self.config.shared_memory_dir}, which has {free} bytes free; lower "
-                    f"memory_bytes ({self.config.memory_bytes})"
-                )
+            free_bytes = min(host.shared_memory_free_bytes for host in hosts if host.name == name)
+            check_shared_memory(
+                self.config, host=name, server_count=len(servers), free_bytes=free_bytes
+            )
         return topology, hosts
 
     def _map_arenas(self) -> dict[ServerIndex, Arena]:
@@ -179,11 +174,11 @@ class MpiJob:
 
     def close(self) -> None:
         """Release everything. Servers have served until every client left; clients have left."""
-        self._idle.until(_Arrival(self.comm, self.server))
+        self._wait(self.comm.Ibarrier())
         with abort_after(self.config.close_timeout_s, "close"):
             if self.server is not None:
                 self._drain_peers(self.server)
-            self._idle.until(self.comm.Ibarrier().Test)
+            self._wait(self.comm.Ibarrier())
             self._window.Unlock_all()
             self._window.Free()
             for arena in self._arenas.values():
@@ -197,6 +192,15 @@ class MpiJob:
                 self.comm,
             ):
                 comm.Free()
+
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait for the others while serving on, or taking what is still on its way here."""
+        while not request.Test():
+            if self.server is not None:
+                self.server.step()
+            elif self.transport is not None:
+                self.transport.discard_replies()
+            self._idle.wait()
 
     def _drain_peers(self, server: MpiServer) -> None:
         """Serve until no message between servers is under way anywhere.
@@ -215,19 +219,6 @@ class MpiJob:
             if now == before and now[0] == now[1] and not now[2]:
                 return
             before = now
-
-
-class _Arrival:
-    """Tells when every rank has come to the close; a server serves on meanwhile."""
-
-    def __init__(self, comm: MPI.Comm, server: MpiServer | None) -> None:
-        self._request = comm.Ibarrier()
-        self._server = server
-
-    def __call__(self) -> bool:
-        if self._server is not None:
-            self._server.step()
-        return bool(self._request.Test())
 
 
 def automatic_copy_threads(client_count: int) -> int:

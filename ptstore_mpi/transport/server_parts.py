@@ -9,10 +9,28 @@ from ptstore_mpi.arena import Arena
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
+from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.types import ServerIndex
 
-__all__ = ["make_handler"]
+__all__ = ["check_shared_memory", "make_handler"]
+
+
+def check_shared_memory(config: Config, *, host: str, server_count: int, free_bytes: int) -> None:
+    """Refuse arenas that the shared memory of one host cannot hold.
+
+    Raises
+    ------
+    ConfigError
+        ``server_count`` arenas need more than ``free_bytes``.
+    """
+    wanted = server_count * config.arena_bytes
+    if wanted > free_bytes:
+        raise ConfigError(
+            f"host {host}: {server_count} server(s) want arenas of {wanted} bytes in "
+            f"{config.shared_memory_dir}, which has {free_bytes} bytes free; lower memory_bytes "
+            f"({config.memory_bytes})"
+        )
 
 
 def make_handler(server: ServerIndex, arena: Arena, config: Config) -> ServerHandler:

@@ -1,0 +1,49 @@
+"""Real MPI jobs beyond the conformance suite: disorder, goodbyes, and jobs beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ptstore_mpi.testing.launching import find_mpiexec, run_ranks
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+pytestmark = pytest.mark.skipif(find_mpiexec() is None, reason="there is no mpiexec")
+
+
+@pytest.mark.parametrize("netmod", ["ucx", "ofi"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_jobs_follow_each_other_and_stand_side_by_side(nodes, netmod):
+    done = run_ranks([PROGRAMS / "life.py"], ranks=4, nodes=nodes, netmod=netmod)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("finalized") == 4
+    assert done.stdout.count("closed is closed") == 4 - nodes
+    assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "netmod", "settings"),
+    [
+        (4, "ucx", ("placement=random", "verify=always")),
+        (4, "ofi", ("placement=least_loaded",)),
+        (4, "ucx", ("load_timeout_s=0.002",)),  # most loads end with Gets in flight
+        (4, "ucx", ("store_timeout_s=0.001", "unconfirmed_count=4")),
+        (4, "ucx", ("match_timeout_s=0.001", "retry_s=0.0003")),  # everything is sent again
+        (4, "ofi", ("lease_cap_s=0.001", "retry_s=0.0005")),
+        (8, "ucx", ("servers_per_node=2", "memory_bytes=524288")),
+    ],
+)
+def test_disorder_ends_in_order(ranks, netmod, settings):
+    done = run_ranks([PROGRAMS / "chaos.py", "5", *settings], ranks=ranks, nodes=2, netmod=netmod)
+    assert done.returncode == 0, done.stdout + done.stderr
+    clients = ranks - 2 * (2 if "servers_per_node=2" in settings else 1)
+    assert done.stdout.count(" steps, ") == clients
+
+
+@pytest.mark.parametrize(("segments", "nodes"), [(100, 1), (4000, 1), (4000, 2)])
+def test_answers_that_nobody_takes_do_not_hold_up_the_close(segments, nodes):
+    done = run_ranks([PROGRAMS / "late_reply.py", str(segments)], ranks=4, nodes=nodes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("closed") == 4
