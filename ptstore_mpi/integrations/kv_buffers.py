@@ -45,7 +45,7 @@ class KVShape:
             for layer in range(self.layers)
             for kind, size in sizes
         )
-        return KVLayout(tensors, block_tokens)
+        return KVLayout(tensors, block_tokens, str(self.dtype).removeprefix("torch."))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
