@@ -19,7 +19,7 @@ BIN  := $(VENV)/bin
 PY   := $(BIN)/python
 PIP  := $(PY) -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt
 
-EXTRAS := transformers,experiments,test,check
+EXTRAS := transformers,experiments,test,check,native
 ifeq ($(MPI),wheel)
 EXTRAS  := mpich,$(EXTRAS)
 MPIEXEC := $(BIN)/mpiexec

@@ -8,6 +8,7 @@ that can never fit (`CapacityError`) or a closed store (`ClosedError`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,12 +244,8 @@ class Namespace:
         self._check_own(match)
         started = self._transport.now()
         block_tokens = self.layout.block_tokens
-        skip_blocks, rest = divmod(min(skip_tokens, match.tokens), block_tokens)
-        if rest or skip_tokens < 0:
-            raise ValueError(
-                f"skip_tokens must be a multiple of block_tokens ({block_tokens}), "
-                f"got {skip_tokens}"
-            )
+        skip_blocks = _whole_blocks(skip_tokens, self.layout, name="skip_tokens")
+        skip_blocks = min(skip_blocks, match.tokens // block_tokens)
         by_source = dict.fromkeys(SOURCES, 0)
         by_source["engine"] = skip_blocks * block_tokens
         reason = "nothing"
@@ -297,14 +294,19 @@ class Namespace:
             The increment is larger than an arena; nothing was written.
         LayoutMismatchError
             ``kv`` does not fit the layout; nothing was written.
+        ValueError
+            ``verified_tokens`` is not whole blocks.
         """
         self._store._check_open()
         started = self._transport.now()
-        hashes = self._hash(as_token_ids(tokens))
+        ids = as_token_ids(tokens)
+        hashes = self._hash(ids)
         verified = len(hashes)
         if verified_tokens is not None:
-            verified = verified_tokens // self.layout.block_tokens
-        outcome = store_protocol.Stored(0, "known")
+            loaded = _whole_blocks(verified_tokens, self.layout, name="verified_tokens")
+            # The last token is never loaded: whoever loaded all but its block has verified all.
+            verified = loaded if loaded < (len(ids) - 1) // self.layout.block_tokens else verified
+        outcome = store_protocol.Stored(0, "short")
         if len(hashes):
             increment = store_protocol.Increment(
                 self.digest,
@@ -343,7 +345,8 @@ class Namespace:
     def drop_tail(self, match: Match) -> bool | None:
         """Drop the last segment of a match if nothing continues it.
 
-        Collective: no. Returns False where the segment is gone or has children, None where its
+        Collective: no. Returns False where the segment is gone, has children or goes on beyond
+        the match, None where its
         owner did not answer.
         """
         self._store._check_open()
@@ -367,6 +370,19 @@ class Namespace:
             root=self.digest,
             seed=self._store.config.seed,
         )
+
+
+def _whole_blocks(tokens: int, layout: KVLayout, *, name: str) -> int:
+    """Return ``tokens`` in blocks; raise TypeError or ValueError unless they are whole blocks."""
+    try:
+        blocks, rest = divmod(index(tokens), layout.block_tokens)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {tokens!r}") from None
+    if rest or blocks < 0:
+        raise ValueError(
+            f"{name}: expected a multiple of block_tokens ({layout.block_tokens}), got {tokens}"
+        )
+    return blocks
 
 
 def as_token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:

@@ -181,49 +181,49 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             An unknown name or an impossible value, with where it came from.
         """
         environment = os.environ if environment is None else environment
-        path = path if path is not None else environment.get("PTSTORE_CONFIG")
-        merged = dict(_from_toml(Path(path))) if path is not None else {}
-        _refuse_unknown(merged, cls.__struct_fields__, where=f"file {path}")
-        merged |= _from_environment(environment, cls.__struct_fields__)
-        _refuse_unknown(settings, cls.__struct_fields__, where="keyword")
-        merged |= settings
-        for name, value in merged.items():
-            if name.endswith("_bytes"):
-                try:
-                    merged[name] = parse_bytes(value)
-                except ConfigError as error:
-                    raise ConfigError(f"{name}: {error}") from None
-        try:
-            return msgspec.convert(merged, cls, strict=False)
-        except msgspec.ValidationError as error:
-            cause = error.__cause__
-            raise (cause if isinstance(cause, ConfigError) else ConfigError(str(error))) from None
+        path = path or environment.get("PTSTORE_CONFIG") or None
+        sources = [
+            ("environment variable PTSTORE_*", _from_environment(environment)),
+            ("keyword", settings),
+        ]
+        if path is not None:
+            sources.insert(0, (f"file {os.fspath(path)}", _from_toml(Path(path))))
+        types = {field.name: field.type for field in msgspec.structs.fields(cls)}
+        merged: dict[str, Any] = {}
+        for source, given in sources:
+            unknown = sorted(set(given) - set(types))
+            if unknown:
+                raise ConfigError(
+                    f"unknown setting {', '.join(map(repr, unknown))} ({source}); "
+                    f"known settings: {', '.join(types)}"
+                )
+            for name, value in given.items():
+                merged[name] = _convert(name, value, types[name], source)
+        return cls(**merged)
+
+
+def _convert(name: str, value: Any, kind: Any, source: str) -> Any:
+    try:
+        if name.endswith("_bytes"):
+            value = parse_bytes(value)
+        return msgspec.convert(value, kind, strict=False)
+    except (ConfigError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{name} ({source}): {error}, got {value!r}") from None
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
-    except FileNotFoundError:
-        raise ConfigError(f"configuration file {path} does not exist") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
 
 
-def _from_environment(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, Any]:
-    given = {
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    return {
         name.removeprefix("PTSTORE_").lower(): value
         for name, value in environment.items()
         if name.startswith("PTSTORE_") and name not in _OTHER_VARIABLES
     }
-    _refuse_unknown(given, names, where="environment variable PTSTORE_*")
-    return given
-
-
-def _refuse_unknown(given: Mapping[str, Any], names: tuple[str, ...], *, where: str) -> None:
-    unknown = sorted(set(given) - set(names))
-    if unknown:
-        raise ConfigError(
-            f"unknown setting {', '.join(map(repr, unknown))} ({where}); "
-            f"known settings: {', '.join(names)}"
-        )

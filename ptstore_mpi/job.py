@@ -35,7 +35,7 @@ __all__ = ["Job", "launch", "run"]
 
 T = TypeVar("T")
 
-_ONE_VOICE_S = 1.0
+_ONE_VOICE_S = 10.0
 
 
 class Job:
@@ -136,9 +136,15 @@ def run(
     result: T | None = None
     try:
         job = launch(config, comm=comm)
+        leaving: SystemExit | None = None
         if job.client is not None:
             phase = "main"
-            result = main(job.client)
+            try:
+                result = main(job.client)
+            except SystemExit as error:
+                if error.code:
+                    raise
+                leaving = error  # sys.exit(0): an orderly end
         else:
             phase = "serve"
             job.serve()
@@ -146,6 +152,8 @@ def run(
         job.close()
     except BaseException as error:
         _abort_job(error, phase, rank=comm.Get_rank())
+    if leaving is not None:
+        raise leaving
     return result
 
 

@@ -55,15 +55,11 @@ class KVLayout(msgspec.Struct, frozen=True):
     dtype: str = "bytes"
 
     def __post_init__(self) -> None:
-        if self.block_tokens < 1:
-            raise ConfigError(f"block_tokens must be at least 1, got {self.block_tokens}")
+        _check_count("block_tokens", self.block_tokens)
         if not self.tensors:
             raise ConfigError("a layout needs at least one tensor, got none")
         for spec in self.tensors:
-            if spec.block_bytes < 1:
-                raise ConfigError(
-                    f"tensor {spec.name!r}: block_bytes must be at least 1, got {spec.block_bytes}"
-                )
+            _check_count(f"tensor {spec.name!r}: block_bytes", spec.block_bytes)
         names = [spec.name for spec in self.tensors]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -80,8 +76,7 @@ class KVLayout(msgspec.Struct, frozen=True):
         if dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {dtype!r}")
         for name, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+            _check_count(name, value)
         block_bytes = kv_heads * block_tokens * head_dim * DTYPE_BYTES[dtype]
         tensors = tuple(
             TensorSpec(f"layers.{layer}.{kind}", block_bytes)
@@ -99,6 +94,11 @@ class KVLayout(msgspec.Struct, frozen=True):
     def bytes_per_token(self) -> float:
         """Bytes of one token over all tensors."""
         return self.block_bytes / self.block_tokens
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
 def namespace_digest(layout: KVLayout, identity: Mapping[str, str]) -> bytes:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ptstore_mpi import _native
 from ptstore_mpi.errors import LayoutMismatchError
-from ptstore_mpi.layout import KVLayout
+from ptstore_mpi.layout import DTYPE_BYTES, KVLayout
 
 __all__ = ["TensorView", "bind_views"]
 
@@ -40,6 +40,7 @@ class TensorView:
     piece_stride: int
     total_bytes: int
     writable: bool
+    itemsize: int
     block_table: npt.NDArray[np.int64] | None = None
 
     @classmethod
@@ -60,7 +61,7 @@ class TensorView:
                 )
             expected *= extent
         total_bytes = math.prod(shape) * itemsize
-        return cls(array, address, None, 0, 1, 0, 0, total_bytes, writable)
+        return cls(array, address, None, 0, 1, 0, 0, total_bytes, writable, itemsize)
 
     @classmethod
     def paged(cls, array: Any, block_table: Sequence[int] | npt.NDArray[np.integer]) -> TensorView:
@@ -104,6 +105,7 @@ class TensorView:
             block_bytes,
             total,
             writable,
+            itemsize,
             table,
         )
 
@@ -119,6 +121,8 @@ class TensorView:
         LayoutMismatchError
             Not three axes, or the rows of one head are not dense.
         """
+        if block_tokens < 1:
+            raise LayoutMismatchError(f"block_tokens must be at least 1, got {block_tokens}")
         address, shape, strides, itemsize, writable = _native.array_info(array)
         if len(shape) == 4 and shape[0] == 1:
             shape, strides = shape[1:], strides[1:]
@@ -131,8 +135,9 @@ class TensorView:
             )
         piece = block_tokens * dim * itemsize
         count = tokens // block_tokens
+        total = count * heads * piece
         return cls(
-            array, address, count, piece, heads, piece, strides[0], count * heads * piece, writable
+            array, address, count, piece, heads, piece, strides[0], total, writable, itemsize
         )
 
     def append_to(self, views: _native.TensorViews, block_bytes: int, *, name: str) -> None:
@@ -184,7 +189,8 @@ def bind_views(
     Raises
     ------
     LayoutMismatchError
-        Another number of arrays, too little room, or a read-only array where one is written.
+        Another number of arrays, too little room, elements of another size than the layout's
+        dtype, or a read-only array where one is written.
     """
     if len(arrays) != len(layout.tensors):
         raise LayoutMismatchError(
@@ -201,6 +207,12 @@ def bind_views(
             raise LayoutMismatchError(
                 f"tensor {spec.name!r}: expected room for {block_count} blocks of "
                 f"{spec.block_bytes} bytes, got {room} ({view.total_bytes} bytes)"
+            )
+        wanted = DTYPE_BYTES.get(layout.dtype, view.itemsize)
+        if view.itemsize not in (wanted, 1):
+            raise LayoutMismatchError(
+                f"tensor {spec.name!r}: expected elements of {wanted} bytes ({layout.dtype}) or "
+                f"raw bytes, got elements of {view.itemsize} bytes"
             )
         if writable and not view.writable:
             raise LayoutMismatchError(f"tensor {spec.name!r}: the output array is read-only")

@@ -164,12 +164,12 @@ class StoreResult:
     bytes
         Bytes of these tokens.
     reason
-        ``stored``; ``known`` (nothing new); ``dedup`` (somebody else published it first);
-        ``full`` (no room at the owner); ``gone`` (the parent was dropped meanwhile);
-        ``expired``, ``abandoned`` or ``late`` (a deadline ran out); ``corrupt`` (the bytes that
-        reached the owner fail their checksums); ``partial`` (a server did not answer the
-        match, so storing could duplicate); ``unconfirmed`` (too many writes of this client are
-        still unsettled at the owner).
+        ``stored``; ``known`` (nothing new); ``short`` (not one whole block); ``dedup`` (somebody
+        else published it first); ``full`` (no room at the owner); ``gone`` (the parent was
+        dropped meanwhile); ``expired``, ``abandoned`` or ``late`` (a deadline ran out);
+        ``corrupt`` (the bytes that reached the owner fail their checksums); ``partial`` (a server
+        did not answer the match, so storing could duplicate); ``unconfirmed`` (too many writes of
+        this client are still unsettled at the owner).
     seconds
         Time the store took.
     """

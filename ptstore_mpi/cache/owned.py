@@ -62,7 +62,8 @@ class OwnedCache:
         self._index = _native.PrefixIndex()
         populated = capacity_bytes if populated_bytes is None else populated_bytes
         self._allocator = _native.RegionAllocator(populated, alignment_bytes=PAGE_BYTES)
-        self._leased: dict[LeaseKey, set[Segment]] = {}
+        # Dictionaries as ordered sets: the order of releases must not depend on addresses.
+        self._leased: dict[LeaseKey, dict[Segment, None]] = {}
         self._zombies: set[Segment] = set()
         self._next_serial = (int(server) << 48) + 1
         self.owned_bytes = 0
@@ -118,7 +119,7 @@ class OwnedCache:
     def lease(self, segment: Segment, key: LeaseKey, expiry: float) -> None:
         """Promise not to reuse the segment's bytes before ``expiry`` (P10)."""
         segment.leases[key] = max(expiry, segment.leases.get(key, 0.0))
-        self._leased.setdefault(key, set()).add(segment)
+        self._leased.setdefault(key, {})[segment] = None
 
     def release(self, key: LeaseKey, now: float) -> None:
         """End the leases of one operation; ending them twice changes nothing (P10)."""
@@ -136,7 +137,7 @@ class OwnedCache:
         for key, segments in list(self._leased.items()):
             for segment in [s for s in segments if s.leases[key] <= now]:
                 del segment.leases[key]
-                segments.discard(segment)
+                del segments[segment]
                 self._free_if_dead(segment, now)
             if not segments:
                 del self._leased[key]
@@ -273,8 +274,7 @@ class OwnedCache:
 
     def _free(self, segment: Segment) -> None:
         for key in segment.leases:
-            if key in self._leased:
-                self._leased[key].discard(segment)
+            self._leased.get(key, {}).pop(segment, None)
         self._allocator.release(segment.offset, segment.nbytes)
         self.metadata_bytes -= segment.metadata_bytes
         self.slots.release(segment)

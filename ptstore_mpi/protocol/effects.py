@@ -2,7 +2,8 @@
 
 A client operation is a generator: it yields one effect at a time and is resumed with the answer.
 It knows neither MPI nor a clock, so the same code runs over every transport, and a simulated one
-can stall it between any two steps.
+can stall it between any two steps. An operation may be closed at any of them: the effect that it
+stands at has then not been carried out.
 
 ==============  =================================================================================
 effect          answer

@@ -201,7 +201,8 @@ class ServerHandler:
                 yield from self.writes.clear(request.namespace, now)
             else:
                 segment = self.cache.find(request.ref)
-                if segment is not None and not segment.links:
+                whole = segment is not None and segment.block_count == request.ref.block_count
+                if segment is not None and whole and not segment.links:
                     yield from self.writes.remove([segment], now)
             self._removed_counts[key] = before - len(self.cache.published())
             self.dropped_count += self._removed_counts[key]

@@ -139,7 +139,7 @@ class LostRequest(_Keyed, frozen=True):
 
 
 class DropRequest(_Keyed, frozen=True):
-    """Drop one published segment that nothing is linked to (P15)."""
+    """Drop one published segment, named to its last block, that nothing is linked to (P15)."""
 
     ref: SegmentRef
 

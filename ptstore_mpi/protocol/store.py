@@ -202,24 +202,21 @@ def _write(
     for offset, blocks in images:
         if (yield Now()) >= until:
             return None
-        extent: Extent | None = None
         if server in context.near:
             image = Image(server, offset, blocks, 0, blocks)
+            checksums.append((yield from _pack(context, increment, view_block, image)))
+            context.count("stored_local_bytes", blocks * block_bytes)
         else:
             extent = yield from _borrow(context, blocks * block_bytes, tokens, until=until)
             if extent is None:
                 return None
-            image = Image(None, extent.offset, blocks, 0, blocks)
-        yield Pack(increment.views, view_block, image)
-        if context.config.verify != "off":
-            sums = yield Checksums(image, increment.tensor_bytes)
-            checksums.append(np.asarray(sums, dtype=np.uint32).tobytes())
-        if extent is None:
-            context.count("stored_local_bytes", blocks * block_bytes)
-        else:
-            token = yield StartWrite(server, op, extent.offset, blocks * block_bytes)
-            context.ledger.start(token, Transfer(op, server, extent))
-            context.ledger.give_back(extent)
+            try:
+                image = Image(None, extent.offset, blocks, 0, blocks)
+                checksums.append((yield from _pack(context, increment, view_block, image)))
+                token = yield StartWrite(server, op, extent.offset, blocks * block_bytes)
+                context.ledger.start(token, Transfer(op, server, extent))
+            finally:
+                context.ledger.give_back(extent)
             tokens.add(token)
             context.count("stored_sent_bytes", blocks * block_bytes)
         view_block += blocks
@@ -230,6 +227,17 @@ def _write(
         context.ledger.finish(done)
         tokens.difference_update(done)
     return b"".join(checksums)
+
+
+def _pack(
+    context: ClientContext, increment: Increment, view_block: int, image: Image
+) -> Operation[bytes]:
+    """Fill an image from the views; return its checksums, empty where nobody verifies."""
+    yield Pack(increment.views, view_block, image)
+    if context.config.verify == "off":
+        return b""
+    sums = yield Checksums(image, increment.tensor_bytes)
+    return np.asarray(sums, dtype=np.uint32).tobytes()
 
 
 def _borrow(

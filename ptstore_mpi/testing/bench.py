@@ -20,8 +20,13 @@ from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, segment_o
 
 __all__ = ["LAYOUT", "ODD_LAYOUT", "Bench", "Space"]
 
-LAYOUT = KVLayout.for_attention(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4)
-"""1 KiB per block: full segments are whole pages, so neighbours can travel in one Get."""
+LAYOUT = KVLayout(
+    KVLayout.for_attention(
+        layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4
+    ).tensors,
+    block_tokens=4,
+)
+"""1 KiB of opaque bytes per block: full segments are whole pages, neighbours fit one Get."""
 
 ODD_LAYOUT = KVLayout.for_attention(
     layers=1, kv_heads=1, head_dim=23, dtype="uint8", block_tokens=3

@@ -114,10 +114,10 @@ class MpiServer:
 
     def step(self) -> bool:
         """Do what there is to do now; return whether there was anything."""
+        active = self._take_requests()
+        active |= self._take_peer_messages()
+        active |= self._take_data()
         now = time.monotonic()
-        active = self._take_requests(now)
-        active |= self._take_peer_messages(now)
-        active |= self._take_data(now)
         if now >= self._next_tick_s:
             self._next_tick_s = now + _TICK_S
             self._carry_out(self._handler.tick(now))
@@ -140,7 +140,9 @@ class MpiServer:
 
     # -- what arrives ----------------------------------------------------------------------
 
-    def _take_requests(self, now: float) -> bool:
+    # The clock is read after a message was taken: a lease must not begin before it was asked for.
+
+    def _take_requests(self) -> bool:
         for taken in range(_BATCH_COUNT):
             arrived = self._channel.poll()
             if arrived is None:
@@ -150,28 +152,30 @@ class MpiServer:
             except msgspec.DecodeError:
                 self.malformed_count += 1
                 continue
-            self._carry_out(self._handler.handle(request, now))
+            self._carry_out(self._handler.handle(request, time.monotonic()))
         return True
 
-    def _take_peer_messages(self, now: float) -> bool:
+    def _take_peer_messages(self) -> bool:
         for taken in range(_BATCH_COUNT):
             arrived = self._peers.poll()
             if arrived is None:
                 return taken > 0
             rank, data = arrived
-            self._carry_out(
-                self._handler.handle_peer(self._server_of[rank], decode_peer(data), now)
-            )
+            message = decode_peer(data)
+            now = time.monotonic()
+            self._carry_out(self._handler.handle_peer(self._server_of[rank], message, now))
         return True
 
-    def _take_data(self, now: float) -> bool:
+    def _take_data(self) -> bool:
         ended = [key for key, incoming in self._incoming.items() if incoming.test()]
         for client, op in ended:
             incoming = self._incoming.pop((client, op))
             if incoming.cancelled:
                 self._handler.settled(client, op)
             else:
-                self._carry_out(self._handler.received(client, op, now, intact=incoming.intact))
+                self._carry_out(
+                    self._handler.received(client, op, time.monotonic(), intact=incoming.intact)
+                )
         return bool(ended)
 
     # -- what the handler wants ------------------------------------------------------------

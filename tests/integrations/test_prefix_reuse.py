@@ -93,7 +93,7 @@ def test_kept_blocks_serve_a_prompt_that_ends_inside_a_block(engine, tokens):
 
 def test_a_prompt_without_a_whole_block_is_kept_as_nothing(engine, tokens):
     kept = with_reuse(engine, lambda reuse, _: reuse.keep(reuse.first_token(tokens(15))))
-    assert (kept.tokens, kept.reason) == (0, "known")
+    assert (kept.tokens, kept.reason) == (0, "short")
 
 
 def test_float32_equals_one_prefill_of_the_whole_prompt(tokens):

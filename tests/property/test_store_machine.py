@@ -9,6 +9,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -290,6 +291,8 @@ class StoreMachine(RuleBasedStateMachine):
         for client, actor in enumerate(self.actors):
             self.stop(client, False)
             actor.leave()
+            ledger = actor.context.ledger
+            assert ledger.borrow(ledger.staging_bytes), "staging memory did not come back"
         self.every_path_is_whole()
         check_space(self.cluster)
         check_quiet(self.cluster)
@@ -301,6 +304,16 @@ class LossyStoreMachine(StoreMachine):
     lossy = True
 
 
+@pytest.mark.timeout(500)  # a failure is shrunk, for at most five minutes, before it is told
 @pytest.mark.parametrize("machine", [StoreMachine, LossyStoreMachine])
 def test_store_machine(machine):
-    run_state_machine_as_test(machine)
+    # Long traces of few segments: what goes wrong needs a stall, a removal and a reuse in a row.
+    examples = 6 * settings().max_examples
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=60,
+            phases=[Phase.generate, Phase.shrink],
+        ),
+    )

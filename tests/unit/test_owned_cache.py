@@ -230,3 +230,25 @@ def test_published_lists_one_namespace():
     assert cache.published() == [mine, *other]
     assert cache.published(NAMESPACE) == [mine]
     assert cache.published(b"none" * 4) == []
+
+
+def test_decisions_do_not_depend_on_addresses_in_memory():
+    """What one lease held is freed in one order, whatever the objects' hashes are (8)."""
+    orders = set()
+    kept = []
+    for round_ in range(30):
+        kept.append([object() for _ in range(round_ * 37)])
+        cache = OwnedCache(0, 64 * PAGE, generation_bits=0)
+        segments = publish(cache, range(8), counts=[1] * 8)
+        for segment in segments:
+            cache.lease(segment, A, 5.0)
+        for segment in reversed(segments):
+            cache.retire(segment, 0.0)
+        if round_ % 2:
+            cache.release(A, 1.0)
+        else:
+            cache.expire_leases(5.0)
+        assert cache.free_bytes == 64 * PAGE
+        again = reserve(cache, range(8), counts=[1] * 8)
+        orders.add(tuple(segment.id >> 20 for segment in again))
+    assert len(orders) == 1, orders

@@ -266,7 +266,7 @@ def test_p3_a_write_that_ended_late_is_settled_by_whatever_the_client_does_next(
 
 def test_p3_late_writes_do_not_make_every_later_store_unconfirmed():
     """A client that never hits anything, and therefore never loads, must recover too."""
-    cluster, actor, prompts = far_writer(unconfirmed_count=3)
+    _, actor, prompts = far_writer(unconfirmed_count=3)
     actor.transport.hold_transfers = True
     for prompt in prompts[:3]:
         assert actor.store(prompt) == "late"
