@@ -82,15 +82,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse_options(argv)
         require_files(options.dataset)
-    except (UsageError, DatasetError) as error:
+        record.require_folder(Path(options.output) / EXPERIMENT)
+    except (UsageError, DatasetError, record.RecordError) as error:
         if _launcher_rank() == 0:
             print(error, file=sys.stderr)
         return 2
     import ptstore_mpi
 
-    config = ptstore_mpi.Config.load(
-        memory_bytes=options.memory_bytes_per_node, placement=options.placement
-    )
+    try:
+        config = ptstore_mpi.Config.load(
+            memory_bytes=options.memory_bytes_per_node, placement=options.placement
+        )
+    except ptstore_mpi.ConfigError as error:
+        if _launcher_rank() == 0:
+            print(error, file=sys.stderr)
+        return 2
     outcome = ptstore_mpi.run(lambda store: run_client(store, options, config), config)
     if outcome is None:
         return 0
@@ -290,6 +296,9 @@ def _open_file(client: Client, config: Any, hosts: list[dict[str, Any]]) -> reco
     attributes |= {
         "experiment": EXPERIMENT,
         "systems": ",".join(options.systems),
+        "dataset": options.dataset,
+        "context_tokens": options.context_tokens,
+        "dtype": options.dtype,
         "model_id": client.engine.model_id,
         "block_tokens": layout.block_tokens,
         "bytes_per_token": layout.bytes_per_token,

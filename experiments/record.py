@@ -86,6 +86,19 @@ def batches_of(system: str) -> Table:
     return Table(f"batches/{system}", BATCH_COLUMNS)
 
 
+class RecordError(OSError):
+    """Results cannot be written where they were asked for."""
+
+
+def require_folder(folder: Path) -> None:
+    """Raise RecordError where the folder of the results can be neither made nor written into."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise RecordError(f"--output: expected a folder, {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RecordError(f"--output: {existing} is not writable")
+
+
 class ResultFile:
     """A result file that grows; use it as a context manager, on one rank only.
 

@@ -198,8 +198,14 @@ def _short(seconds: float) -> str:
 
 
 def _title(attributes: dict[str, Any]) -> str:
+    workload = (
+        f"{attributes['dataset']}, {attributes['context_tokens']:,} context tokens, "
+        f"{attributes['dtype']}, "
+        if {"dataset", "context_tokens", "dtype"} <= set(attributes)
+        else ""
+    )
     title = (
-        f"{attributes.get('experiment', '')}  {attributes.get('start_utc', '')}  "
+        f"{attributes.get('experiment', '')}  {attributes.get('start_utc', '')}  {workload}"
         f"{attributes.get('clients_count', '?')} clients, "
         f"{attributes.get('servers_count', '?')} servers, {attributes.get('mpi_library', '')}"
     )

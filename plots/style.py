@@ -20,10 +20,10 @@ SYSTEM_LABELS = {
 # source of most of a prompt's tokens -> (label, colour, marker)
 SOURCES = {
     "recomputed": ("recomputed", "#666666", "x"),
-    "engine": ("own cache", "#E69F00", "s"),
-    "owned": ("own node's store", "#0072B2", "o"),
-    "replica": ("replica on own node", "#56B4E9", "P"),
-    "remote": ("other node's store", "#D55E00", "^"),
+    "engine": ("engine: own cache", "#E69F00", "s"),
+    "owned": ("owned: own node's store", "#0072B2", "o"),
+    "replica": ("replica: own node's copy", "#56B4E9", "P"),
+    "remote": ("remote: other node's store", "#D55E00", "^"),
     "disk": ("disk", "#CC79A7", "D"),
 }
 # part of the first token's time -> (label, colour, hatch)
