@@ -245,12 +245,14 @@ class StoreMachine(RuleBasedStateMachine):
         ref = found.refs[-1]
         segment = self.cluster.servers[segment_owner(ref.segment)].cache.find(ref)
         hashes = [] if segment is None else [bytes(block) for block in segment.hashes]
-        has_child = segment is not None and bool(segment.links)
+        may_go = (
+            segment is not None and not segment.links and ref.block_count == segment.block_count
+        )
         dropped = self.actors[client].drop(ref)
         if dropped is not False:
             self.model.drop(hashes, self.operations, certain=dropped is not None)
         if not self.lossy:
-            assert dropped == (segment is not None and not has_child)
+            assert dropped == may_go, "only a leaf that is named to its last block"
 
     @precondition(lambda self: self.running)
     @rule(client=clients, seconds=st.sampled_from([0.0, 9.95, 40.0]), texts=st.lists(prompts))
