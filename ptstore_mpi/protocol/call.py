@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from ptstore_mpi.protocol.context import ClientContext
 from ptstore_mpi.protocol.effects import AwaitTokens, Now, Operation, Receive, Send
-from ptstore_mpi.protocol.messages import REPLY_TO, Reply, Request
+from ptstore_mpi.protocol.messages import (
+    REPLY_TO,
+    AcquireRequest,
+    Reply,
+    Request,
+    ReserveRequest,
+)
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["Called", "call"]
@@ -44,9 +51,11 @@ def call(
         if now >= until and attempt:
             break
         for server, request in waiting.items():
-            low = context.ledger.key(request.op, server)[3]
+            changes: dict[str, Any] = {"low": context.ledger.key(request.op, server)[3]}
+            if isinstance(request, AcquireRequest | ReserveRequest):
+                changes["remaining_s"] = max(until - now, 0.0)  # what is left by now (P11)
             sent_s[server, attempt] = yield Now()
-            yield Send(server, msgspec.structs.replace(request, attempt=attempt, low=low))
+            yield Send(server, msgspec.structs.replace(request, attempt=attempt, **changes))
         retry_at = min(until, now + context.config.retry_s)
         while waiting:
             reply: Reply | None = yield Receive(retry_at)

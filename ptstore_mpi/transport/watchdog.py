@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -13,10 +14,13 @@ from mpi4py import MPI
 
 __all__ = ["abort", "abort_after"]
 
+_LAST_WORDS_S = 0.3  # launchers forward what was printed some time after the abort, or never
+
 
 def abort(message: str) -> NoReturn:
     """Print ``message`` and end the whole job."""
     print(f"ptstore: rank {MPI.COMM_WORLD.Get_rank()}: {message}", file=sys.stderr, flush=True)
+    time.sleep(_LAST_WORDS_S)
     MPI.COMM_WORLD.Abort(1)
     os._exit(1)  # some launchers let the caller of Abort run on for a while
 

@@ -31,6 +31,7 @@ down() {
   local name=$1 host
   for host in $(ip netns list | cut -d' ' -f1 | grep -E "^${name}[0-9]+$" || true); do
     ip netns delete "$host"
+    ip link delete "${host}v" 2>/dev/null || true  # it outlives a namespace that is still in use
   done
   ip link delete "${name}br" 2>/dev/null || true
 }
