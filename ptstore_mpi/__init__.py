@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ptstore_mpi.client import Namespace, Store
+from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config, parse_bytes
 from ptstore_mpi.errors import (
     CapacityError,
@@ -16,6 +16,7 @@ from ptstore_mpi.errors import (
     TransportError,
 )
 from ptstore_mpi.layout import KVLayout, TensorSpec
+from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.tensor_view import TensorView
 from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult
 

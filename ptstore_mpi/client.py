@@ -1,14 +1,11 @@
-"""The public face of the store on a client rank: `Store` and `Namespace`.
+"""One client's access to the store: namespaces, counters, the end.
 
-Nothing here is collective. A deadline or a lost race is a result with a reason; exceptions mean
-wrong arguments (`ConfigError`, `LayoutMismatchError`, ``TypeError``, ``ValueError``), an increment
-that can never fit (`CapacityError`) or a closed store (`ClosedError`).
+Nothing here is collective. Using a closed store raises `ClosedError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,20 +14,12 @@ import numpy.typing as npt
 from ptstore_mpi import _native
 from ptstore_mpi.errors import ClosedError, ConfigError
 from ptstore_mpi.layout import KVLayout, namespace_digest
-from ptstore_mpi.protocol import load as load_protocol
+from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.protocol import maintain
-from ptstore_mpi.protocol import store as store_protocol
 from ptstore_mpi.protocol.context import ClientContext
-from ptstore_mpi.protocol.match import match_broadcast
 from ptstore_mpi.stats import ClientStats
-from ptstore_mpi.tensor_view import bind_views
 from ptstore_mpi.transport.base import ClientTransport
 from ptstore_mpi.types import (
-    SOURCES,
-    BlockHashes,
-    LoadResult,
-    Match,
-    StoreResult,
     whole_pages,
 )
 
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
 
     from ptstore_mpi.topology import Topology
 
-__all__ = ["Namespace", "Store"]
+__all__ = ["Store"]
 
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -111,7 +100,14 @@ class Store:
             )
         digest = namespace_digest(layout, {"model": model, "salt": salt, **identity})
         self._make_room_to_stage(segment_tokens // layout.block_tokens * layout.block_bytes)
-        return Namespace(self, layout, digest)
+        return Namespace(
+            layout,
+            digest,
+            transport=self._transport,
+            context=self._context,
+            stats=self._stats,
+            check_open=self._check_open,
+        )
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of this client, as nested dictionaries.
@@ -156,248 +152,3 @@ class Store:
             )
         self._transport.replace_staging(wanted)
         ledger.replace_staging(_native.RegionAllocator(wanted))
-
-
-class Namespace:
-    """Prefixes whose KV is interchangeable. `Store.namespace` makes it."""
-
-    def __init__(self, store: Store, layout: KVLayout, digest: bytes) -> None:
-        self._store = store
-        self._transport = store._transport
-        self._context = store._context
-        self.layout = layout
-        self.digest = digest
-        self._tensor_bytes = tuple(spec.block_bytes for spec in layout.tensors)
-
-    def match(self, tokens: Tokens) -> Match:
-        """Find the longest known prefix of a prompt.
-
-        Collective: no. Blocks until every server has answered, at most ``match_timeout_s``.
-
-        Parameters
-        ----------
-        tokens
-            Token ids of the prompt, non-negative 32-bit integers.
-
-        Returns
-        -------
-        Match
-            Whole blocks, at most ``len(tokens) - 1`` tokens; zero is an ordinary result.
-
-        Raises
-        ------
-        TypeError, ValueError
-            ``tokens`` is not a flat sequence of integers in 0 .. 2**32 - 1, or is empty.
-        """
-        self._store._check_open()
-        started = self._transport.now()
-        ids = as_token_ids(tokens)
-        usable = (len(ids) - 1) // self.layout.block_tokens
-        hashes = self._hash(ids[: usable * self.layout.block_tokens])
-        until = started + self._store.config.match_timeout_s
-        found = self._transport.perform(match_broadcast(self._context, hashes, until))
-        if not usable:
-            reason = "short"
-        elif found.partial:
-            reason = "partial"
-        elif found.block_count == usable:
-            reason = "whole"
-        else:
-            reason = "diverged" if found.block_count else "cold"
-        match = Match(
-            found.block_count * self.layout.block_tokens,
-            len(ids),
-            reason,
-            found.refs,
-            self.digest,
-            self._transport.now() - started,
-        )
-        self._store._stats.add_match(match)
-        return match
-
-    def load(self, match: Match, out: Sequence[Any], *, skip_tokens: int = 0) -> LoadResult:
-        """Copy the KV of a match into the caller's memory.
-
-        Call it for an empty match too: that costs nothing, and it is what counts the request.
-        Collective: no. Blocks until done, at most ``load_timeout_s``; nothing writes into ``out``
-        after it has returned.
-
-        Parameters
-        ----------
-        match
-            Result of `match` in this namespace.
-        out
-            One writable array or `TensorView` per tensor of the layout, with room for
-            ``match.tokens``; token 0 of the prompt is token 0 of each.
-        skip_tokens
-            Leading tokens that the caller has already, a multiple of ``block_tokens``; they are
-            not written and count as ``engine``.
-
-        Raises
-        ------
-        LayoutMismatchError
-            ``out`` does not fit the layout; nothing was written.
-        ValueError
-            The match is of another namespace, or ``skip_tokens`` is not whole blocks.
-        """
-        self._store._check_open()
-        self._check_own(match)
-        started = self._transport.now()
-        block_tokens = self.layout.block_tokens
-        skip_blocks = _whole_blocks(skip_tokens, self.layout, name="skip_tokens")
-        skip_blocks = min(skip_blocks, match.tokens // block_tokens)
-        by_source = dict.fromkeys(SOURCES, 0)
-        by_source["engine"] = skip_blocks * block_tokens
-        reason = "nothing"
-        if match.tokens > skip_blocks * block_tokens:
-            views = bind_views(self.layout, out, match.tokens // block_tokens, writable=True)
-            loaded = self._transport.perform(
-                load_protocol.load(
-                    self._context,
-                    match.segments,
-                    views,
-                    tensor_bytes=self._tensor_bytes,
-                    skip_blocks=skip_blocks,
-                    until=started + self._store.config.load_timeout_s,
-                )
-            )
-            by_source["owned"] = loaded.near_blocks * block_tokens
-            by_source["remote"] = loaded.far_blocks * block_tokens
-            reason = loaded.reason
-        result = LoadResult(
-            sum(by_source.values()), by_source, reason, self._transport.now() - started
-        )
-        self._store._stats.add_load(match, result)
-        return result
-
-    def store(
-        self, tokens: Tokens, kv: Sequence[Any], *, verified_tokens: int | None = None
-    ) -> StoreResult:
-        """Keep the KV of a prompt beyond what is known. Call it after the first token.
-
-        Collective: no. Blocks until published, at most ``store_timeout_s``; ``kv`` is only read,
-        and not any more after it has returned.
-
-        Parameters
-        ----------
-        tokens
-            Token ids of the prompt; its whole blocks are stored.
-        kv
-            One array or `TensorView` per tensor of the layout, holding all of these blocks.
-        verified_tokens
-            ``tokens`` of this prompt's `LoadResult`: a known prefix beyond it did not load and is
-            not built upon. Default: every known prefix is trusted.
-
-        Raises
-        ------
-        CapacityError
-            The increment is larger than an arena; nothing was written.
-        LayoutMismatchError
-            ``kv`` does not fit the layout; nothing was written.
-        ValueError
-            ``verified_tokens`` is not whole blocks.
-        """
-        self._store._check_open()
-        started = self._transport.now()
-        ids = as_token_ids(tokens)
-        hashes = self._hash(ids)
-        verified = len(hashes)
-        if verified_tokens is not None:
-            loaded = _whole_blocks(verified_tokens, self.layout, name="verified_tokens")
-            # The last token is never loaded: whoever loaded all but its block has verified all.
-            verified = loaded if loaded < (len(ids) - 1) // self.layout.block_tokens else verified
-        outcome = store_protocol.Stored(0, "short")
-        if len(hashes):
-            increment = store_protocol.Increment(
-                self.digest,
-                hashes,
-                bind_views(self.layout, kv, len(hashes), writable=False),
-                self._tensor_bytes,
-                self._store.config.segment_tokens // self.layout.block_tokens,
-            )
-            until = started + self._store.config.store_timeout_s
-            outcome = self._transport.perform(
-                store_protocol.store(
-                    self._context, increment, verified_blocks=verified, until=until
-                )
-            )
-            self._transport.perform(maintain.abandon_unsettled(self._context))
-        result = StoreResult(
-            outcome.block_count * self.layout.block_tokens,
-            outcome.block_count * self.layout.block_bytes,
-            outcome.reason,
-            self._transport.now() - started,
-        )
-        self._store._stats.add_store(result)
-        return result
-
-    def clear(self) -> int | None:
-        """Forget this namespace on every server.
-
-        Collective: no. Returns how many segments the servers removed for this request (what one
-        server's removal took along on another is not counted twice, nor at all), or None where a
-        server did not answer within ``match_timeout_s``.
-        """
-        self._store._check_open()
-        until = self._transport.now() + self._store.config.match_timeout_s
-        return self._transport.perform(maintain.clear(self._context, self.digest, until))
-
-    def drop_tail(self, match: Match) -> bool | None:
-        """Drop the last segment of a match if nothing continues it.
-
-        Collective: no. Returns False where the segment is gone, has children or goes on beyond
-        the match, None where its
-        owner did not answer.
-        """
-        self._store._check_open()
-        self._check_own(match)
-        if not match.segments:
-            return False
-        until = self._transport.now() + self._store.config.match_timeout_s
-        return self._transport.perform(maintain.drop(self._context, match.segments[-1], until))
-
-    def _check_own(self, match: Match) -> None:
-        if match.namespace != self.digest:
-            raise ValueError(
-                f"expected a match of this namespace ({self.digest.hex()}), "
-                f"got one of {match.namespace.hex() or 'no namespace'}"
-            )
-
-    def _hash(self, ids: npt.NDArray[np.uint32]) -> BlockHashes:
-        return _native.hash_blocks(
-            ids,
-            block_tokens=self.layout.block_tokens,
-            root=self.digest,
-            seed=self._store.config.seed,
-        )
-
-
-def _whole_blocks(tokens: int, layout: KVLayout, *, name: str) -> int:
-    """Return ``tokens`` in blocks; raise TypeError or ValueError unless they are whole blocks."""
-    try:
-        blocks, rest = divmod(index(tokens), layout.block_tokens)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {tokens!r}") from None
-    if rest or blocks < 0:
-        raise ValueError(
-            f"{name}: expected a multiple of block_tokens ({layout.block_tokens}), got {tokens}"
-        )
-    return blocks
-
-
-def as_token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:
-    """Return ``tokens`` as contiguous uint32, shape (n,).
-
-    Raises
-    ------
-    TypeError, ValueError
-        Not a flat, non-empty sequence of integers in 0 .. 2**32 - 1.
-    """
-    ids = np.asarray(tokens)
-    if ids.ndim != 1 or not ids.size:
-        raise ValueError(f"expected a flat, non-empty sequence of token ids, got shape {ids.shape}")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise TypeError(f"expected integer token ids, got dtype {ids.dtype}")
-    if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
-        raise ValueError(f"expected token ids in 0 .. 4294967295, got {ids.min()} .. {ids.max()}")
-    return np.ascontiguousarray(ids, dtype=np.uint32)

@@ -15,7 +15,6 @@ it, so its bytes are freed only when the writer's watermark has passed (P3), nev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
@@ -35,32 +34,12 @@ from ptstore_mpi.protocol.messages import (
     WriteReply,
     WriteStatus,
 )
+from ptstore_mpi.protocol.reservation import Reservation
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 
-__all__ = ["Reservation", "WritePath"]
+__all__ = ["WritePath"]
 
 _LIVE: WriteStatus = "reserved"
-
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """One write of one client, remembered until the client's watermark passes it (P2)."""
-
-    client: int
-    op: int
-    status: WriteStatus
-    expiry_s: float
-    segments: list[Segment] = field(default_factory=list)
-    linked: bool = True
-    complete: bool = False
-    receives_open: bool = False
-    freeing: bool = False
-    publish: PublishRequest | None = None
-
-    @property
-    def holds_region(self) -> bool:
-        """Whether bytes of the arena are kept for a write that is not published."""
-        return bool(self.segments) and self.status != "published"
 
 
 class WritePath:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptstore_mpi.client import Namespace, Store
+from ptstore_mpi.client import Store
 from ptstore_mpi.layout import KVLayout
+from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.testing.buffers import make_buffers
 from ptstore_mpi.testing.oracle import BLANK, Oracle
 from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, segment_owner
