@@ -183,7 +183,7 @@ def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
     arena.unlink()
     arena.start_populating()
     transport = LocalTransport(
-        make_handler(ServerIndex(0), arena, config),
+        make_handler(ServerIndex(0), arena.memory, config),
         arena,
         staging_bytes=config.staging_bytes,
         copy_threads=config.copy_threads or automatic_copy_threads(1),

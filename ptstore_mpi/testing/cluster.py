@@ -16,14 +16,11 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from ptstore_mpi import _native
-from ptstore_mpi.cache.owned import OwnedCache
-from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
 from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.protocol.effects import Effect, Operation
-from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.messages import (
     PeerMessage,
     Reply,
@@ -35,6 +32,7 @@ from ptstore_mpi.protocol.messages import (
 )
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.base import ClientTransport
+from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["Cluster", "Stepper", "VirtualTransport"]
@@ -246,7 +244,16 @@ class Cluster:
         self.memories = {
             ServerIndex(i): np.zeros(config.arena_bytes, np.uint8) for i in range(servers)
         }
-        self.servers = [self._server(ServerIndex(i), generation_bits) for i in range(servers)]
+        self.servers = [
+            make_handler(
+                server,
+                memory,
+                config,
+                populated_bytes=config.arena_bytes,
+                generation_bits=generation_bits,
+            )
+            for server, memory in self.memories.items()
+        ]
         self.hold_peers = False
         self.on_request: Callable[[ServerIndex, Request], Iterable[Request]] | None = None
         self.on_reply: Callable[[int, Reply], Iterable[Reply]] | None = None
@@ -349,28 +356,6 @@ class Cluster:
                     self.servers[server].settled(client, op)
         if not self.hold_peers:
             self.deliver_peers()
-
-    def _server(self, server: ServerIndex, generation_bits: int) -> ServerHandler:
-        memory = self.memories[server]
-
-        def is_intact(segment: Segment, checksums: bytes) -> bool:
-            found = _native.block_checksums(
-                memory,
-                offset=segment.offset,
-                block_bytes=np.asarray(segment.record.tensor_bytes, dtype=np.int64),
-                segment_blocks=segment.block_count,
-                segment_block=0,
-                block_count=segment.block_count,
-            )
-            return found.tobytes() == checksums
-
-        return ServerHandler(
-            OwnedCache(server, self.config.arena_bytes, generation_bits=generation_bits),
-            is_intact=is_intact,
-            lease_cap_s=self.config.lease_cap_s,
-            unconfirmed_count=self.config.unconfirmed_count,
-            verify_publish=self.config.verify_publish,
-        )
 
     def _context(self, client: int) -> ClientContext:
         return ClientContext(

@@ -146,7 +146,7 @@ class MpiJob:
 
     def _make_server(self, arena: Arena) -> MpiServer:
         return MpiServer(
-            make_handler(self._server_index(), arena, self.config),
+            make_handler(self._server_index(), arena.memory, self.config),
             arena,
             control=self._control,
             peers=self._peers,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ptstore_mpi import _native
-from ptstore_mpi.arena import Arena
+from ptstore_mpi.arena import Memory
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.protocol.handler import ServerHandler
-from ptstore_mpi.types import ServerIndex
+from ptstore_mpi.types import GENERATION_BITS, ServerIndex
 
 __all__ = ["check_shared_memory", "make_handler"]
 
@@ -33,12 +33,29 @@ def check_shared_memory(config: Config, *, host: str, server_count: int, free_by
         )
 
 
-def make_handler(server: ServerIndex, arena: Arena, config: Config) -> ServerHandler:
-    """Return the handler of ``server`` over its arena, with no page in use yet."""
+def make_handler(
+    server: ServerIndex,
+    memory: Memory,
+    config: Config,
+    *,
+    populated_bytes: int = 0,
+    generation_bits: int = GENERATION_BITS,
+) -> ServerHandler:
+    """Return the handler of ``server`` over the memory of its arena.
+
+    Parameters
+    ----------
+    server, memory, config
+        The server, its arena's bytes, the settings of the job.
+    populated_bytes
+        Pages of the arena that may be used from the beginning.
+    generation_bits
+        As in `SlotTable`.
+    """
 
     def is_intact(segment: Segment, checksums: bytes) -> bool:
         found = _native.block_checksums(
-            arena.memory,
+            memory,
             offset=segment.offset,
             block_bytes=np.asarray(segment.record.tensor_bytes, dtype=np.int64),
             segment_blocks=segment.block_count,
@@ -48,7 +65,12 @@ def make_handler(server: ServerIndex, arena: Arena, config: Config) -> ServerHan
         return found.tobytes() == checksums
 
     return ServerHandler(
-        OwnedCache(server, config.arena_bytes, populated_bytes=0),
+        OwnedCache(
+            server,
+            config.arena_bytes,
+            populated_bytes=populated_bytes,
+            generation_bits=generation_bits,
+        ),
         is_intact=is_intact,
         lease_cap_s=config.lease_cap_s,
         unconfirmed_count=config.unconfirmed_count,
