@@ -131,8 +131,9 @@ def set_up(store: Any, options: Options) -> Client:
         On every client alike: the data set or the model cannot give what was asked for.
     """
     if options.threads == 0:
-        cores = len(os.sched_getaffinity(0))
-        share = max(1, cores // meeting.clients_on_this_host(store.comm))
+        from ptstore_mpi.integrations.process_setup import default_thread_count
+
+        share = default_thread_count(meeting.clients_on_this_host(store.comm))
         options = replace(options, threads=share)
     folder = find_model(store, options)
     workload = agree_on_workload(store, options, folder)

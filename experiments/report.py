@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments import record
+from ptstore_mpi import SOURCES
 
-SOURCES = ("engine", "owned", "replica", "remote", "disk")
 TOKENS = ("asked", *SOURCES, "recomputed")
 PARTS = ("ttft_s", "match_s", "load_s", "prefill_s", "store_s")
 LOGIT_DIFFERENCE_LIMIT = 1e-3
@@ -107,11 +107,13 @@ def _summarise_system(file: h5py.File, name: str, vanilla: Columns | None) -> di
     summary["tokens"] = {key: int(columns[f"{key}_tokens"].sum()) for key in TOKENS}
     summary["speedup_by_source"] = _speedup_by_source(columns, vanilla)
     summary[RMA_COUNTER] = counter_total(file, name, RMA_COUNTER)
-    summary["outputs_equal"] = (
-        _outputs_equal(columns, exact=file.attrs.get("dtype", "float32") == "float32")
-        if name != "vanilla" and vanilla is not None
-        else (True if name == "vanilla" else None)
-    )
+    exact = file.attrs.get("dtype", "float32") == "float32"
+    if name == "vanilla":
+        summary["outputs_equal"] = True
+    elif vanilla is None:
+        summary["outputs_equal"] = None
+    else:
+        summary["outputs_equal"] = _outputs_equal(columns, exact=exact)
     return summary
 
 

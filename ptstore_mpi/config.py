@@ -45,9 +45,8 @@ def parse_bytes(text: str | int) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if isinstance(text, float):
-        found = None
+    pattern = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
+    found = re.fullmatch(pattern, text) if isinstance(text, str) else None
     if found is None or found[2].upper() not in _UNITS:
         raise ConfigError(f"expected a size such as 512MiB or 2GB, got {text!r}")
     return int(float(found[1]) * _UNITS[found[2].upper()])

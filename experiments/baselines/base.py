@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.common.workload import Request
-
-SOURCES = ("engine", "owned", "replica", "remote", "disk")
+from ptstore_mpi import SOURCES
 
 
 class ConservationError(RuntimeError):

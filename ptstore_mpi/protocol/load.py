@@ -137,12 +137,11 @@ def _acquire(state: _Load, wanted: list[Part]) -> Operation[dict[ServerIndex, Ca
     asked: dict[ServerIndex, list[SegmentRef]] = {}
     for part in wanted:
         asked.setdefault(part.server, []).append(part.ref)
-    now = yield Now()
     requests = {
         server: AcquireRequest(
             *context.ledger.key(state.op, server),
             tuple(refs),
-            max(state.until - now, 0.0),
+            remaining_s=0.0,  # set at each sending
             checksums=context.config.verify == "always"
             or (context.config.verify == "remote" and server not in context.near),
         )

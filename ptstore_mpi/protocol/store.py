@@ -141,7 +141,6 @@ def _store_at(
     op = context.ledger.open()
     settled = False
     try:
-        now = yield Now()
         reserve = ReserveRequest(
             *context.ledger.key(op, server),
             increment.namespace,
@@ -149,7 +148,7 @@ def _store_at(
             increment.hashes[base:].tobytes(),
             counts,
             increment.tensor_bytes,
-            max(until - now, 0.0),
+            remaining_s=0.0,  # set at each sending
             mapped=server in context.near,
         )
         called = yield from call(context, {server: reserve}, until)
