@@ -20,6 +20,7 @@ from ptstore_mpi.protocol import load as load_protocol
 from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol import store as store_protocol
 from ptstore_mpi.protocol.context import ClientContext
+from ptstore_mpi.protocol.effects import Now, Operation
 from ptstore_mpi.protocol.match import match_broadcast
 from ptstore_mpi.stats import ClientStats
 from ptstore_mpi.tensor_view import bind_views
@@ -73,13 +74,17 @@ class Namespace:
         TypeError, ValueError
             ``tokens`` is not a flat sequence of integers in 0 .. 2**32 - 1, or is empty.
         """
+        return self._transport.perform(self.matching(tokens))
+
+    def matching(self, tokens: Tokens) -> Operation[Match]:
+        """Return the operation behind `match`, to be performed effect by effect."""
         self._check_open()
-        started = self._transport.now()
+        started = yield Now()
         ids = as_token_ids(tokens)
         usable = (len(ids) - 1) // self.layout.block_tokens
         hashes = self._hash(ids[: usable * self.layout.block_tokens])
         until = started + self._config.match_timeout_s
-        found = self._transport.perform(match_broadcast(self._context, hashes, until))
+        found = yield from match_broadcast(self._context, hashes, until)
         if not usable:
             reason = "short"
         elif found.partial:
@@ -94,7 +99,7 @@ class Namespace:
             reason,
             found.refs,
             self.digest,
-            self._transport.now() - started,
+            (yield Now()) - started,
         )
         self._stats.add_match(match)
         return match
@@ -124,9 +129,15 @@ class Namespace:
         ValueError
             The match is of another namespace, or ``skip_tokens`` is not whole blocks.
         """
+        return self._transport.perform(self.loading(match, out, skip_tokens=skip_tokens))
+
+    def loading(
+        self, match: Match, out: Sequence[Any], *, skip_tokens: int = 0
+    ) -> Operation[LoadResult]:
+        """Return the operation behind `load`, to be performed effect by effect."""
         self._check_open()
         self._check_own(match)
-        started = self._transport.now()
+        started = yield Now()
         block_tokens = self.layout.block_tokens
         skip_blocks = _whole_blocks(skip_tokens, self.layout, name="skip_tokens")
         skip_blocks = min(skip_blocks, match.tokens // block_tokens)
@@ -135,22 +146,18 @@ class Namespace:
         reason = "nothing"
         if match.tokens > skip_blocks * block_tokens:
             views = bind_views(self.layout, out, match.tokens // block_tokens, writable=True)
-            loaded = self._transport.perform(
-                load_protocol.load(
-                    self._context,
-                    match.segments,
-                    views,
-                    tensor_bytes=self._tensor_bytes,
-                    skip_blocks=skip_blocks,
-                    until=started + self._config.load_timeout_s,
-                )
+            loaded = yield from load_protocol.load(
+                self._context,
+                match.segments,
+                views,
+                tensor_bytes=self._tensor_bytes,
+                skip_blocks=skip_blocks,
+                until=started + self._config.load_timeout_s,
             )
             by_source["owned"] = loaded.near_blocks * block_tokens
             by_source["remote"] = loaded.far_blocks * block_tokens
             reason = loaded.reason
-        result = LoadResult(
-            sum(by_source.values()), by_source, reason, self._transport.now() - started
-        )
+        result = LoadResult(sum(by_source.values()), by_source, reason, (yield Now()) - started)
         self._stats.add_load(match, result)
         return result
 
@@ -159,8 +166,9 @@ class Namespace:
     ) -> StoreResult:
         """Keep the KV of a prompt beyond what is known. Call it after the first token.
 
-        Collective: no. Blocks until published, at most ``store_timeout_s``; ``kv`` is only read,
-        and not any more after it has returned.
+        Collective: no. Blocks until published, at most ``store_timeout_s``, and no longer than
+        ``match_timeout_s`` where a server does not say what it knows; ``kv`` is only read, and
+        not any more after it has returned.
 
         Parameters
         ----------
@@ -181,8 +189,14 @@ class Namespace:
         ValueError
             ``verified_tokens`` is not whole blocks.
         """
+        return self._transport.perform(self.storing(tokens, kv, verified_tokens=verified_tokens))
+
+    def storing(
+        self, tokens: Tokens, kv: Sequence[Any], *, verified_tokens: int | None = None
+    ) -> Operation[StoreResult]:
+        """Return the operation behind `store`, to be performed effect by effect."""
         self._check_open()
-        started = self._transport.now()
+        started = yield Now()
         ids = as_token_ids(tokens)
         hashes = self._hash(ids)
         verified = len(hashes)
@@ -200,17 +214,15 @@ class Namespace:
                 self._config.segment_tokens // self.layout.block_tokens,
             )
             until = started + self._config.store_timeout_s
-            outcome = self._transport.perform(
-                store_protocol.store(
-                    self._context, increment, verified_blocks=verified, until=until
-                )
+            outcome = yield from store_protocol.store(
+                self._context, increment, verified_blocks=verified, until=until
             )
-            self._transport.perform(maintain.abandon_unsettled(self._context))
+            yield from maintain.abandon_unsettled(self._context)
         result = StoreResult(
             outcome.block_count * self.layout.block_tokens,
             outcome.block_count * self.layout.block_bytes,
             outcome.reason,
-            self._transport.now() - started,
+            (yield Now()) - started,
         )
         self._stats.add_store(result)
         return result
@@ -222,9 +234,13 @@ class Namespace:
         server's removal took along on another is not counted twice, nor at all), or None where a
         server did not answer within ``match_timeout_s``.
         """
+        return self._transport.perform(self.clearing())
+
+    def clearing(self) -> Operation[int | None]:
+        """Return the operation behind `clear`, to be performed effect by effect."""
         self._check_open()
-        until = self._transport.now() + self._config.match_timeout_s
-        return self._transport.perform(maintain.clear(self._context, self.digest, until))
+        until = (yield Now()) + self._config.match_timeout_s
+        return (yield from maintain.clear(self._context, self.digest, until))
 
     def drop_tail(self, match: Match) -> bool | None:
         """Drop the last segment of a match if nothing continues it.
@@ -233,12 +249,16 @@ class Namespace:
         the match, None where its
         owner did not answer.
         """
+        return self._transport.perform(self.dropping_tail(match))
+
+    def dropping_tail(self, match: Match) -> Operation[bool | None]:
+        """Return the operation behind `drop_tail`, to be performed effect by effect."""
         self._check_open()
         self._check_own(match)
         if not match.segments:
             return False
-        until = self._transport.now() + self._config.match_timeout_s
-        return self._transport.perform(maintain.drop(self._context, match.segments[-1], until))
+        until = (yield Now()) + self._config.match_timeout_s
+        return (yield from maintain.drop(self._context, match.segments[-1], until))
 
     def _check_own(self, match: Match) -> None:
         if match.namespace != self.digest:

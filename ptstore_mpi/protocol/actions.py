@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptstore_mpi.protocol.messages import PeerMessage, Reply
+from ptstore_mpi.protocol.messages import PeerFrame, PeerMessage, Reply
 from ptstore_mpi.types import ServerIndex
 
-__all__ = ["Action", "Answer", "CancelReceives", "PostReceives", "ToPeer"]
+__all__ = ["Action", "Answer", "CancelReceives", "PostReceives", "SendFrame", "ToPeer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ToPeer:
-    """Send a message to another server, FIFO and exactly once."""
+    """Tell another server something, FIFO and exactly once. The handler puts it in a frame."""
 
     server: ServerIndex
     message: PeerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Send a frame to another server. It may be lost: it is sent again until it was received."""
+
+    server: ServerIndex
+    frame: PeerFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +57,5 @@ class CancelReceives:
     op: int
 
 
-Action = Answer | ToPeer | PostReceives | CancelReceives
+Action = Answer | SendFrame | PostReceives | CancelReceives
+"""What a transport carries out."""

@@ -69,6 +69,15 @@ class Ledger:
         """End an operation: it is live nowhere any more, but for its transfers in flight."""
         self._open.pop(op, None)
 
+    @property
+    def newest_op(self) -> int:
+        """Number of the operation that was begun last; 0 before the first."""
+        return self._next_op - 1
+
+    def is_open(self, op: int) -> bool:
+        """Whether an operation is under way."""
+        return op in self._open
+
     def key(self, op: int, server: ServerIndex, attempt: int = 0) -> tuple[int, int, int, int]:
         """Return the key ``(client, op, attempt, low)`` of a request; ``op`` is live there now."""
         if op in self._open:

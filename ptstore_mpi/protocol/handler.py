@@ -8,13 +8,13 @@ the time, and carries out the actions it returns. Everything it promises is in `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment
-from ptstore_mpi.protocol.actions import Action, Answer
+from ptstore_mpi.protocol.actions import Action, Answer, SendFrame, ToPeer
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
     AcquireReply,
@@ -27,7 +27,7 @@ from ptstore_mpi.protocol.messages import (
     LostRequest,
     MatchReply,
     MatchRequest,
-    PeerMessage,
+    PeerFrame,
     PublishRequest,
     ReleaseRequest,
     Request,
@@ -35,7 +35,8 @@ from ptstore_mpi.protocol.messages import (
     StatsReply,
     StatsRequest,
 )
-from ptstore_mpi.protocol.writes import WritePath
+from ptstore_mpi.protocol.peer_link import PeerLink
+from ptstore_mpi.protocol.writes import Verify, WritePath
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex
 
 __all__ = ["ServerHandler"]
@@ -55,8 +56,10 @@ class ServerHandler:
     is_intact
         Tells whether the bytes of a segment have these checksums: the handler itself never sees
         a byte.
-    verify_publish
-        Whether an increment is verified before it becomes visible (P5).
+    verify
+        Increments that are verified before they become visible; see `WritePath`.
+    peer_resend_s
+        Time after which an unconfirmed message to another server is sent again, s.
     """
 
     def __init__(
@@ -66,50 +69,67 @@ class ServerHandler:
         is_intact: Callable[[Segment, bytes], bool],
         lease_cap_s: float = 60.0,
         unconfirmed_count: int = 8,
-        verify_publish: bool = False,
+        verify: Verify = "remote",
+        peer_resend_s: float = 1.0,
     ) -> None:
         self.cache = cache
         self._is_intact = is_intact
         self.writes = WritePath(
             cache,
             unconfirmed_count=unconfirmed_count,
-            is_intact=is_intact if verify_publish else None,
+            is_intact=is_intact,
+            verify=verify,
         )
         self._lease_cap_s = lease_cap_s
         self._low: dict[int, float] = {}
+        self._peer_resend_s = peer_resend_s
+        self._links: dict[ServerIndex, PeerLink] = {}
         self._removed_counts: dict[tuple[int, int], int] = {}
         self.gone_clients: set[int] = set()
         self.request_count = 0
         self.dropped_count = 0
-        self.lost_count = 0
+        self.malformed_count = 0  # messages the transport refused; they count as never sent
 
     # -- entry points ----------------------------------------------------------------------
 
     def handle(self, request: Request, now: float) -> list[Action]:
         """Handle one request of a client."""
         self.request_count += 1
-        return list(self._handle(request, now))
+        return self._framed(self._handle(request, now), now)
 
-    def handle_peer(self, sender: ServerIndex, message: PeerMessage, now: float) -> list[Action]:
-        """Handle one message of another server."""
-        return list(self.writes.handle_peer(sender, message, now))
+    def handle_peer(self, sender: ServerIndex, frame: PeerFrame, now: float) -> list[Action]:
+        """Handle one frame of another server."""
+        actions: list[Action] = []
+        for message in self._link(sender).receive(frame):
+            actions += self._framed(self.writes.handle_peer(sender, message, now), now)
+        return actions
 
     def received(self, client: int, op: int, now: float, *, intact: bool = True) -> list[Action]:
         """Take note that all data messages of a write have arrived."""
-        return list(self.writes.received(client, op, now, intact=intact))
+        return self._framed(self.writes.received(client, op, now, intact=intact), now)
 
     def settled(self, client: int, op: int) -> None:
         """Take note that no receive of a write is open any more."""
         self.writes.settled(client, op)
 
     def tick(self, now: float) -> list[Action]:
-        """Let time pass: end leases and reservations whose time is over."""
+        """Let time pass: end leases and reservations whose time is over, repeat frames."""
         self.cache.expire_leases(now)
-        return list(self.writes.expire(now))
+        actions = self._framed(self.writes.expire(now), now)
+        for peer, link in self._links.items():
+            actions += (SendFrame(peer, frame) for frame in link.tick(now))
+        return actions
 
     def grow(self, populated_bytes: int, now: float) -> list[Action]:
         """Use the pages populated so far."""
-        return list(self.writes.retry_waiting(now)) if self.cache.grow(populated_bytes) else []
+        if not self.cache.grow(populated_bytes):
+            return []
+        return self._framed(self.writes.retry_waiting(now), now)
+
+    @property
+    def peers_are_quiet(self) -> bool:
+        """Whether no message to or from another server waits for its confirmation."""
+        return all(link.is_quiet for link in self._links.values())
 
     def counters(self) -> dict[str, int]:
         """Return the counters of this server by name; bytes and counts."""
@@ -117,15 +137,34 @@ class ServerHandler:
         return {
             **self.cache.counters(),
             "request_count": self.request_count,
+            "malformed_count": self.malformed_count,
             "dropped_count": self.dropped_count,
-            "lost_count": self.lost_count,
+            "lost_count": self.writes.lost_count,
+            "pruned_count": self.writes.pruned_count,
+            "peer_resend_count": sum(link.resend_count for link in self._links.values()),
             "live_reservation_count": self.writes.live_count,
             **statuses,
         }
 
+    @property
+    def unconfirmed_count(self) -> int:
+        """Messages to other servers that are not known to have arrived."""
+        return sum(link.unconfirmed_count for link in self._links.values())
+
+    def _link(self, peer: ServerIndex) -> PeerLink:
+        return self._links.setdefault(peer, PeerLink(self._peer_resend_s))
+
+    def _framed(self, actions: Iterable[Action | ToPeer], now: float) -> list[Action]:
+        return [
+            SendFrame(action.server, self._link(action.server).send(action.message, now))
+            if isinstance(action, ToPeer)
+            else action
+            for action in actions
+        ]
+
     # -- requests --------------------------------------------------------------------------
 
-    def _handle(self, request: Request, now: float) -> Iterator[Action]:
+    def _handle(self, request: Request, now: float) -> Iterator[Action | ToPeer]:
         client = request.client
         if isinstance(request, ByeRequest):
             self.gone_clients.add(client)
@@ -155,7 +194,7 @@ class ServerHandler:
                 reply = StatsReply(self.cache.server, request.op, request.attempt, self.counters())
                 yield Answer(client, reply)
 
-    def _raise_low(self, client: int, low: float, now: float) -> Iterator[Action]:
+    def _raise_low(self, client: int, low: float, now: float) -> Iterator[Action | ToPeer]:
         before = self._low.get(client, 0)
         self._low[client] = max(before, low)
         if low > before:
@@ -185,27 +224,26 @@ class ServerHandler:
             self.cache.server, request.op, request.attempt, tuple(grants), granted_s
         )
 
-    def _check_lost(self, ref: SegmentRef, now: float) -> Iterator[Action]:
+    def _check_lost(self, ref: SegmentRef, now: float) -> Iterator[Action | ToPeer]:
         segment = self.cache.find(ref)
         if segment is None or not segment.checksums:
             return
         if not self._is_intact(segment, segment.checksums):
-            self.lost_count += 1
-            yield from self.writes.remove([segment], now)
+            yield from self.writes.lose(segment, now)
 
-    def _remove(self, request: ClearRequest | DropRequest, now: float) -> Iterator[Action]:
+    def _remove(self, request: ClearRequest | DropRequest, now: float) -> Iterator[Action | ToPeer]:
         key = (request.client, request.op)
         if key not in self._removed_counts:  # a repetition is answered, not done again (P2)
-            before = len(self.cache.published())
+            removed_count = 0
             if isinstance(request, ClearRequest):
-                yield from self.writes.clear(request.namespace, now)
+                removed_count = yield from self.writes.clear(request.namespace, now)
             else:
                 segment = self.cache.find(request.ref)
                 whole = segment is not None and segment.block_count == request.ref.block_count
                 if segment is not None and whole and not segment.links:
-                    yield from self.writes.remove([segment], now)
-            self._removed_counts[key] = before - len(self.cache.published())
-            self.dropped_count += self._removed_counts[key]
+                    removed_count = yield from self.writes.remove(segment, now)
+            self._removed_counts[key] = removed_count
+            self.dropped_count += removed_count
         yield Answer(
             request.client,
             CountReply(self.cache.server, request.op, request.attempt, self._removed_counts[key]),

@@ -1,10 +1,13 @@
-"""Every message of the control plane, typed, and their one encoding (MessagePack arrays).
+"""Every message of the control plane, typed, and their one encoding.
 
 Three families: requests (client to server), replies (server to client) and peer messages (server
 to server). A request carries its key ``(client, op, attempt, low)`` (rules P1 and P3 of the
 protocol); a reply echoes ``op`` and ``attempt``, so that the client can tell whose answer it is
-and from when its lease counts (P12). Peer messages travel on a channel that is FIFO and exactly
-once (P7).
+and from when its lease counts (P12). Peer messages travel in numbered frames, so that their
+channel is FIFO and exactly once over whatever carries it (P7).
+
+The wire form is a CRC-32C (4 bytes, little-endian) and a MessagePack array. A bit that was bent
+on the way makes a message that is refused, and so lost: the sender asks again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+import numpy as np
 
+from ptstore_mpi import _native
 from ptstore_mpi.types import SegmentRef
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "LostRequest",
     "MatchReply",
     "MatchRequest",
+    "PeerFrame",
     "PeerMessage",
     "Prune",
     "PublishRequest",
@@ -43,7 +49,7 @@ __all__ = [
     "Unlink",
     "WriteReply",
     "WriteStatus",
-    "decode_peer",
+    "decode_frame",
     "decode_reply",
     "decode_request",
     "encode",
@@ -266,6 +272,19 @@ class Prune(_Peer, frozen=True):
 
 PeerMessage = Link | LinkResult | Unlink | Prune
 
+
+class PeerFrame(msgspec.Struct, frozen=True, array_like=True):
+    """What travels between two servers; see `ptstore_mpi.protocol.peer_link`.
+
+    ``number`` counts the messages of one direction from 1; 0 carries none. ``received`` is the
+    highest number up to which everything has arrived from the other side.
+    """
+
+    number: int
+    received: int
+    message: PeerMessage | None = None
+
+
 REPLY_TO: dict[type, type] = {
     MatchRequest: MatchReply,
     AcquireRequest: AcquireReply,
@@ -277,30 +296,42 @@ REPLY_TO: dict[type, type] = {
 }
 """What answers what: requests of one operation share its number."""
 
+_CRC_BYTES = 4
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _reply_decoder = msgspec.msgpack.Decoder(Reply)
-_peer_decoder = msgspec.msgpack.Decoder(PeerMessage)
+_frame_decoder = msgspec.msgpack.Decoder(PeerFrame)
 
 
-def encode(message: Request | Reply | PeerMessage) -> bytes:
+def encode(message: Request | Reply | PeerFrame) -> bytes:
     """Return the wire form of a message."""
-    return _encoder.encode(message)
+    body = _encoder.encode(message)
+    return _crc(body) + body
 
 
 def decode_request(data: bytes | bytearray) -> Request:
     """Return the request in ``data``; raises ``msgspec.DecodeError`` on anything else."""
-    request: Request = _request_decoder.decode(data)
+    request: Request = _request_decoder.decode(_body(data))
     return request
 
 
 def decode_reply(data: bytes | bytearray) -> Reply:
     """Return the reply in ``data``; raises ``msgspec.DecodeError`` on anything else."""
-    reply: Reply = _reply_decoder.decode(data)
+    reply: Reply = _reply_decoder.decode(_body(data))
     return reply
 
 
-def decode_peer(data: bytes | bytearray) -> PeerMessage:
-    """Return the peer message in ``data``; raises ``msgspec.DecodeError`` on anything else."""
-    message: PeerMessage = _peer_decoder.decode(data)
-    return message
+def decode_frame(data: bytes | bytearray) -> PeerFrame:
+    """Return the frame in ``data``; raises ``msgspec.DecodeError`` on anything else."""
+    return _frame_decoder.decode(_body(data))
+
+
+def _crc(body: bytes | memoryview) -> bytes:
+    return _native.crc32c(np.frombuffer(body, np.uint8)).to_bytes(_CRC_BYTES, "little")
+
+
+def _body(data: bytes | bytearray) -> memoryview:
+    body = memoryview(data)[_CRC_BYTES:]
+    if not body or data[:_CRC_BYTES] != _crc(body):
+        raise msgspec.DecodeError(f"{len(data)} bytes that are not a message: wrong checksum")
+    return body

@@ -20,6 +20,7 @@ class Reservation:
     expiry_s: float
     segments: list[Segment] = field(default_factory=list)
     linked: bool = True
+    mapped: bool = True
     complete: bool = False
     receives_open: bool = False
     freeing: bool = False

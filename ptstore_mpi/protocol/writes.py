@@ -14,8 +14,8 @@ it, so its bytes are freed only when the writer's watermark has passed (P3), nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import get_args
+from collections.abc import Callable, Generator, Iterator
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -37,7 +37,9 @@ from ptstore_mpi.protocol.messages import (
 from ptstore_mpi.protocol.reservation import Reservation
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 
-__all__ = ["WritePath"]
+__all__ = ["Verify", "WritePath"]
+
+Verify = Literal["off", "remote", "always"]
 
 _LIVE: WriteStatus = "reserved"
 
@@ -52,7 +54,10 @@ class WritePath:
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
     is_intact
-        Tells whether the bytes of a segment have these checksums; None: not verified (P5).
+        Tells whether the bytes of a segment have these checksums.
+    verify
+        Increments that are verified before they become visible (P5): none, those whose bytes
+        came over a wire, or all.
     """
 
     def __init__(
@@ -60,19 +65,23 @@ class WritePath:
         cache: OwnedCache,
         *,
         unconfirmed_count: int,
-        is_intact: Callable[[Segment, bytes], bool] | None = None,
+        is_intact: Callable[[Segment, bytes], bool],
+        verify: Verify = "remote",
     ) -> None:
         self._cache = cache
         self._is_intact = is_intact
+        self._verify = verify
         self._unconfirmed_count = unconfirmed_count
         self._reservations: dict[int, dict[int, Reservation]] = {}
         self._by_serial: dict[int, Reservation] = {}
         self._waiting: list[ReserveRequest] = []
         self.status_counts = dict.fromkeys(get_args(WriteStatus), 0)
+        self.lost_count = 0
+        self.pruned_count = 0
 
     # -- requests of clients ---------------------------------------------------------------
 
-    def reserve(self, request: ReserveRequest, now: float) -> Iterator[Action]:
+    def reserve(self, request: ReserveRequest, now: float) -> Iterator[Action | ToPeer]:
         """Reserve a region, or say why not; a repetition gets the first answer again (P2)."""
         known = self._find(request.client, request.op)
         if known is None:
@@ -95,7 +104,7 @@ class WritePath:
             ),
         )
 
-    def publish(self, request: PublishRequest, now: float) -> Iterator[Action]:
+    def publish(self, request: PublishRequest, now: float) -> Iterator[Action | ToPeer]:
         """Publish when bytes and link are complete; until then the answer waits (P5, P7)."""
         known = self._find(request.client, request.op)
         if known is None:
@@ -109,13 +118,13 @@ class WritePath:
             known.complete = True
         yield from self._advance(known, now)
 
-    def abandon(self, client: int, op: int, now: float) -> Iterator[Action]:
+    def abandon(self, client: int, op: int, now: float) -> Iterator[Action | ToPeer]:
         """End a reservation's publishability; late, it changes nothing that is published."""
         known = self._find(client, op)
         if known is not None and known.status == _LIVE:
             yield from self._end(known, "abandoned", now)
 
-    def raise_low(self, client: int, low: float, now: float) -> Iterator[Action]:
+    def raise_low(self, client: int, low: float, now: float) -> Iterator[Action | ToPeer]:
         """Free what the client confirms that it will not write any more (P3)."""
         self._waiting = [r for r in self._waiting if r.client != client or r.op >= low]
         operations = self._reservations.get(client, {})
@@ -135,7 +144,9 @@ class WritePath:
 
     # -- events of the transport and of time -----------------------------------------------
 
-    def received(self, client: int, op: int, now: float, *, intact: bool) -> Iterator[Action]:
+    def received(
+        self, client: int, op: int, now: float, *, intact: bool
+    ) -> Iterator[Action | ToPeer]:
         """All data messages of a write have arrived (``intact``: with the expected sizes)."""
         known = self._find(client, op)
         if known is None:
@@ -157,14 +168,14 @@ class WritePath:
             self._free(known)
             del self._reservations[client][op]
 
-    def expire(self, now: float) -> Iterator[Action]:
+    def expire(self, now: float) -> Iterator[Action | ToPeer]:
         """End the reservations whose time has passed."""
         for operations in self._reservations.values():
             for known in list(operations.values()):
                 if known.status == _LIVE and known.expiry_s <= now:
                     yield from self._end(known, "expired", now)
 
-    def retry_waiting(self, now: float) -> Iterator[Action]:
+    def retry_waiting(self, now: float) -> Iterator[Action | ToPeer]:
         """Try again the requests that waited for the arena to be populated."""
         waiting, self._waiting = self._waiting, []
         for request in waiting:
@@ -174,7 +185,7 @@ class WritePath:
 
     def handle_peer(
         self, sender: ServerIndex, message: PeerMessage, now: float
-    ) -> Iterator[Action]:
+    ) -> Iterator[Action | ToPeer]:
         """Handle one message of another server."""
         match message:
             case Link(serial, parent, child):
@@ -196,15 +207,22 @@ class WritePath:
             case Prune(serial, child):
                 segment = self._cache.slots.get(child)
                 if segment is not None and segment.serial == serial:
-                    yield from self.remove([segment], now)
+                    self.pruned_count += yield from self.remove(segment, now)
 
-    def remove(self, segments: list[Segment], now: float) -> Iterator[Action]:
-        """Take segments and all that hangs on them out of sight, in one step per server (P15).
+    def lose(self, segment: Segment, now: float) -> Iterator[Action | ToPeer]:
+        """Remove a segment whose bytes are not what they were, with all that hangs on it."""
+        removed_count = yield from self.remove(segment, now)
+        self.lost_count += 1
+        self.pruned_count += removed_count - 1
+
+    def remove(self, segment: Segment, now: float) -> Generator[Action | ToPeer, None, int]:
+        """Take a segment and all that hangs on it out of sight, in one step per server (P15).
 
         Published ones leave the index and are freed after their leases; a reserved one can no
-        longer be published.
+        longer be published. Returns how many published segments were removed here.
         """
-        pending = list(segments)
+        removed_count = 0
+        pending = [segment]
         while pending:
             segment = pending.pop()
             if segment.state is SegmentState.RESERVED:
@@ -215,6 +233,7 @@ class WritePath:
                 children = dict(segment.links)
                 yield from self._unlink(segment)
                 self._cache.retire(segment, now)
+                removed_count += 1
                 for serial, child in children.items():
                     if segment_owner(child) != self._cache.server:
                         yield ToPeer(segment_owner(child), Prune(serial, child))
@@ -222,16 +241,19 @@ class WritePath:
                     own = self._cache.slots.get(child)
                     if own is not None and own.serial == serial:
                         pending.append(own)
+        return removed_count
 
-    def clear(self, namespace: bytes, now: float) -> Iterator[Action]:
-        """End every reservation of a namespace and remove its published segments."""
+    def clear(self, namespace: bytes, now: float) -> Generator[Action | ToPeer, None, int]:
+        """End every reservation of a namespace, remove its segments and return their count."""
+        removed_count = 0
         for operations in self._reservations.values():
             for known in list(operations.values()):
                 if known.status == _LIVE and known.segments[0].record.namespace == namespace:
                     yield from self._end(known, "gone", now)
         for segment in self._cache.published(namespace):
             if segment.state is SegmentState.PUBLISHED:
-                yield from self.remove([segment], now)
+                removed_count += yield from self.remove(segment, now)
+        return removed_count
 
     @property
     def live_count(self) -> int:
@@ -241,6 +263,18 @@ class WritePath:
             for operations in self._reservations.values()
             for known in operations.values()
         )
+
+    def status_of(self, client: int, offset: int) -> WriteStatus | None:
+        """Return how a write stands that was given the region at ``offset``, if it is known."""
+        for known in self._reservations.get(client, {}).values():
+            if any(segment.offset == offset for segment in known.segments):
+                return known.status
+        return None
+
+    def regions_of(self, client: int) -> list[list[Segment]]:
+        """Return the regions that a client holds and has not published (P2)."""
+        operations = self._reservations.get(client, {})
+        return [known.segments for known in operations.values() if known.holds_region]
 
     # -- internals -------------------------------------------------------------------------
 
@@ -261,8 +295,7 @@ class WritePath:
             self.status_counts[status] += 1
             return Reservation(request.client, request.op, status, now)
 
-        operations = self._reservations.get(request.client, {})
-        if sum(known.holds_region for known in operations.values()) >= self._unconfirmed_count:
+        if len(self.regions_of(request.client)) >= self._unconfirmed_count:
             return refused("unconfirmed")
         if self._cache.is_published(request.hashes[-HASH_BYTES:]):
             return refused("dedup")
@@ -290,9 +323,10 @@ class WritePath:
             now + request.remaining_s,
             segments,
             linked=parent is None or own_parent is not None,
+            mapped=request.mapped,
         )
 
-    def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action]:
+    def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]
         if not known.linked:
             parent = request.ancestors[-1]
@@ -307,7 +341,7 @@ class WritePath:
             )
             yield PostReceives(request.client, request.op, extents)
 
-    def _advance(self, known: Reservation, now: float) -> Iterator[Action]:
+    def _advance(self, known: Reservation, now: float) -> Iterator[Action | ToPeer]:
         """Publish if everything is there; answer a waiting publish whose fate is known."""
         if known.status == _LIVE:
             if known.expiry_s <= now:
@@ -328,7 +362,7 @@ class WritePath:
 
     def _end(
         self, known: Reservation, status: WriteStatus, now: float, *, unlink: bool = True
-    ) -> Iterator[Action]:
+    ) -> Iterator[Action | ToPeer]:
         """Make a live reservation unpublishable: unlinked at once, its bytes quarantined."""
         assert known.status == _LIVE
         known.status = status
@@ -340,7 +374,7 @@ class WritePath:
 
     def _link_result(
         self, known: Reservation, path: tuple[SegmentRef, ...] | None, now: float
-    ) -> Iterator[Action]:
+    ) -> Iterator[Action | ToPeer]:
         """Take the parent's own path for the record: the client's may be an older one (P8)."""
         if path is None:
             yield from self._end(known, "gone", now, unlink=False)
@@ -351,7 +385,7 @@ class WritePath:
             yield from self._advance(known, now)
 
     def _verified(self, known: Reservation, checksums: bytes) -> bool:
-        if self._is_intact is None or not checksums:
+        if not checksums or self._verify == "off" or (known.mapped and self._verify == "remote"):
             return True
         start = 0
         for segment in known.segments:
@@ -361,7 +395,7 @@ class WritePath:
             start = end
         return True
 
-    def _answer(self, known: Reservation) -> Iterator[Action]:
+    def _answer(self, known: Reservation) -> Iterator[Action | ToPeer]:
         if known.publish is not None:
             publish, known.publish = known.publish, None
             yield Answer(
@@ -369,7 +403,7 @@ class WritePath:
                 WriteReply(self._cache.server, publish.op, publish.attempt, known.status),
             )
 
-    def _unlink(self, segment: Segment) -> Iterator[Action]:
+    def _unlink(self, segment: Segment) -> Iterator[Action | ToPeer]:
         parent = segment.parent
         if parent is None:
             return

@@ -13,8 +13,9 @@ from ptstore_mpi import _native
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import SegmentState
 from ptstore_mpi.protocol import messages as m
-from ptstore_mpi.protocol.actions import Answer, CancelReceives, PostReceives, ToPeer
+from ptstore_mpi.protocol.actions import Answer, CancelReceives, PostReceives, SendFrame, ToPeer
 from ptstore_mpi.protocol.handler import ServerHandler
+from ptstore_mpi.protocol.peer_link import PeerLink
 from ptstore_mpi.types import SegmentRef
 
 NAMESPACE = b"n" * 16
@@ -38,12 +39,14 @@ class Hand:
     def __init__(self, *, slots=8, server=0, now=100.0, **options):
         capacity = -(-slots * SLOT_BYTES // 4096) * 4096
         self.bad = set()
+        options.setdefault("peer_resend_s", 1e9)
         self.cache = OwnedCache(server, capacity, generation_bits=options.pop("bits", 0))
         self.handler = ServerHandler(
             self.cache, is_intact=lambda segment, _: segment.offset not in self.bad, **options
         )
         self.now = now
         self._ops = itertools.count(1)
+        self._links = {}
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -105,7 +108,8 @@ class Hand:
 
     def peer(self, message, sender=1):
         """Let the server handle a message of another server."""
-        return self.handler.handle_peer(sender, message, self.now)
+        link = self._links.setdefault(sender, PeerLink(1.0))
+        return unframed(self.handler.handle_peer(sender, link.send(message, self.now), self.now))
 
     def tick(self, seconds=0.0):
         """Let time pass."""
@@ -146,9 +150,17 @@ def statuses(actions):
     return [reply.status for reply in replies(actions)]
 
 
+def unframed(actions):
+    """Return actions with the messages to other servers taken out of their frames."""
+    return [
+        ToPeer(action.server, action.frame.message) if isinstance(action, SendFrame) else action
+        for action in actions
+    ]
+
+
 def to_peers(actions):
     """Return the messages to other servers among actions."""
-    return [action.message for action in actions if isinstance(action, ToPeer)]
+    return [action.message for action in unframed(actions) if isinstance(action, ToPeer)]
 
 
 def posted(actions):

@@ -35,17 +35,29 @@ def sample(kind):
     [
         (m.Request, m.decode_request),
         (m.Reply, m.decode_reply),
-        (m.PeerMessage, m.decode_peer),
+        (m.PeerMessage, m.decode_frame),
     ],
 )
 def test_round_trip_of_every_message(union, decode):
     for kind in typing.get_args(union):
         message = sample(kind)
+        if union is m.PeerMessage:
+            message = m.PeerFrame(1 << 40, 3, message)
         assert decode(m.encode(message)) == message
         assert decode(bytearray(m.encode(message))) == message
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"nonsense", m.encode(m.Unlink(1, REF, 2))])
+def test_a_bent_bit_is_refused():
+    data = m.encode(sample(m.AcquireReply))
+    for byte in range(len(data)):
+        for bit in range(8):
+            bent = bytearray(data)
+            bent[byte] ^= 1 << bit
+            with pytest.raises(msgspec.DecodeError):
+                m.decode_reply(bent)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"nonsense", m.encode(m.PeerFrame(1, 0, None))])
 def test_anything_else_is_refused(data):
     with pytest.raises(msgspec.DecodeError):
         m.decode_request(data)

@@ -8,8 +8,8 @@ import pytest
 from hand import Hand, cancelled, hashes_of, posted, replies, statuses
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
-from ptstore_mpi.testing.cluster import Cluster
 from ptstore_mpi.types import SegmentRef
 
 # -- P1: every request carries (client, op, attempt, low) ---------------------------------------

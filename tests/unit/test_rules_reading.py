@@ -9,8 +9,8 @@ from hand import Hand, replies
 from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.protocol.effects import AwaitTokens, Send, StartGet, Unpack
 from ptstore_mpi.protocol.load import LEASE_MARGIN
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
-from ptstore_mpi.testing.cluster import Cluster
 from ptstore_mpi.testing.oracle import BLANK
 
 PROMPT = np.arange(32)

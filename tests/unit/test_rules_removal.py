@@ -7,9 +7,9 @@ import pytest
 from hand import Hand, hashes_of, ref_of, replies, statuses, to_peers
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import SMALL, Actor, small_config
 from ptstore_mpi.testing.checks import check_links, check_reachable, check_space
-from ptstore_mpi.testing.cluster import Cluster
 
 PROMPT = np.arange(32)
 
@@ -52,7 +52,7 @@ def test_prune_goes_to_every_child_and_recurses():
     assert to_peers(actions) == [m.Prune(77, (1 << 48) | 5)]
     assert hand.states() == {"RESERVED": 1}
     assert statuses(hand.publish(op=50)) == ["gone"]
-    assert hand.handler.lost_count == 1
+    assert hand.handler.writes.lost_count == 1
 
 
 def test_what_a_wire_bent_is_not_lost():
@@ -61,7 +61,7 @@ def test_what_a_wire_bent_is_not_lost():
     hand.cache.find(ref).checksums = b"some"
     assert hand.send(m.LostRequest, ref, op=60) == []
     assert hand.states() == {"PUBLISHED": 1}
-    assert hand.handler.lost_count == 0
+    assert hand.handler.writes.lost_count == 0
 
 
 @pytest.mark.parametrize("state", ["published", "reserved", "gone"])
@@ -188,7 +188,7 @@ def test_flipped_bits_are_a_miss_and_the_segment_is_lost_with_its_children(verif
     assert reader.load(PROMPT) == 2
     assert reader.context.counters["corrupt_count"] == 1
     assert reader.known_blocks(PROMPT) == 2, "lost: nobody will try it again"
-    assert cluster.servers[0].lost_count == 1
+    assert cluster.servers[0].writes.lost_count == 1
     check_reachable(cluster)
     check_links(cluster)
     check_space(cluster)
@@ -210,7 +210,7 @@ def test_a_bit_flipped_in_flight_is_a_miss_but_nothing_is_lost():
     far.transport.land()
     assert load.checked_blocks(far.oracle) == 0
     assert load.operation.result.reason == "corrupt"
-    assert cluster.servers[0].lost_count == 0
+    assert cluster.servers[0].writes.lost_count == 0
     assert far.load(PROMPT) == 8
 
 

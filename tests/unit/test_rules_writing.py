@@ -8,8 +8,8 @@ from hand import Hand, posted, ref_of, replies, statuses, to_peers
 
 from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.protocol.effects import Pack, Send
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
-from ptstore_mpi.testing.cluster import Cluster
 
 # -- P5: nothing is visible before its bytes are complete ---------------------------------------
 
@@ -51,12 +51,20 @@ def test_p5_the_last_attempt_of_a_waiting_publish_is_answered():
 
 
 def test_p5_an_owner_that_verifies_refuses_bad_bytes():
-    for verify_publish, expected in [(False, "published"), (True, "corrupt")]:
-        hand = Hand(verify_publish=verify_publish)
-        hand.reserve([1, 2, 3], op=1)
+    for verify, mapped, expected in [
+        ("off", False, "published"),
+        ("remote", True, "published"),
+        ("always", True, "corrupt"),
+        ("remote", False, "corrupt"),
+    ]:
+        hand = Hand(verify=verify)
+        hand.reserve([1, 2, 3], op=1, mapped=mapped)
         second = max(segment.offset for segment in hand.cache.slots)
         hand.bad.add(second)
-        assert statuses(hand.publish(op=1, checksums=b"sums" * 3)) == [expected]
+        answers = hand.publish(op=1, checksums=b"sums" * 3)
+        if not mapped:
+            answers = hand.handler.received(7, 1, hand.now)
+        assert statuses(answers) == [expected]
     assert hand.match([1, 2, 3]) == ()
     hand.release(op=2)
     assert hand.is_empty
