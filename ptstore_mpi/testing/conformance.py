@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 import ptstore_mpi
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
+from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.testing import cases_life, cases_prefix, cases_room
 from ptstore_mpi.testing.bench import Bench
-from ptstore_mpi.testing.cluster import Cluster
 
-__all__ = ["CASES", "RUNNERS", "Case", "run_case", "run_virtual"]
+__all__ = ["CASES", "RUNNERS", "Case", "run_case", "run_simulated"]
 
 Runner = Callable[[Callable[[Store], Any], Config], Any]
 
@@ -100,18 +102,29 @@ def run_case(case: Case, transport: str, **settings: Any) -> None:
     RUNNERS[transport](main, config)
 
 
-def run_virtual(main: Callable[[Store], Any], config: Config) -> Any:
-    """Run ``main`` on one client of a `Cluster` of three servers on two nodes."""
-    cluster = Cluster(config, server_nodes=(0, 1, 1), client_nodes=(0,))
+def run_simulated(main: Callable[[Store], Any], config: Config) -> Any:
+    """Run ``main`` on one client of a `Simulation` of three servers on two nodes."""
+    cluster = Simulation(config, server_nodes=(0, 1, 1), client_nodes=(0,))
     store = cluster.store(cluster.clients[0])
     result = main(store)
     store.close()
     return result
 
 
+def run_job(main: Callable[[Store], Any], config: Config) -> Any:
+    """Run ``main`` on every client of a job. Looked up here: only a run may start MPI."""
+    return ptstore_mpi.run(main, config)
+
+
+def run_p2p(main: Callable[[Store], Any], config: Config) -> Any:
+    """Run ``main`` on every client of a job whose loads fetch by messages."""
+    return run_job(main, msgspec.structs.replace(config, transport="p2p"))
+
+
 RUNNERS: dict[str, Runner] = {
-    "local": ptstore_mpi.run,
-    "virtual": run_virtual,
-    "mpi": ptstore_mpi.run,
+    "local": run_job,
+    "sim": run_simulated,
+    "mpi": run_job,
+    "p2p": run_p2p,
 }
-"""How to start a job over each transport: `local` with one rank in all, `mpi` under mpiexec."""
+"""How to start a job over each transport: `local` with one rank, `mpi` and `p2p` under mpiexec."""

@@ -7,7 +7,7 @@ import pytest
 from ptstore_mpi.testing.conformance import CASES, run_case
 from ptstore_mpi.testing.oracle import Oracle
 
-TRANSPORTS = ("local", "virtual")
+TRANSPORTS = ("local", "sim")
 LOAD_NO_BYTES = {"cold", "tokens_of_all_kinds", "too_large", "closed"}
 
 
@@ -26,7 +26,7 @@ def test_wrong_bytes_are_seen(monkeypatch):
     passed = set()
     for case in CASES.values():
         try:
-            run_case(case, "virtual")
+            run_case(case, "sim")
         except AssertionError:
             continue
         passed.add(case.name)

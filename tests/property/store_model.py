@@ -1,20 +1,8 @@
-"""The dict that the store is compared with, and a watcher of leases and of regions being written.
-
-The model knows tokens and outcomes only; the watcher reads the messages that pass by.
-"""
+"""The dict that the store is compared with: it knows tokens and outcomes only."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-
-from ptstore_mpi.cache.segment import Segment, SegmentState
-from ptstore_mpi.protocol.messages import (
-    AcquireReply,
-    ByeRequest,
-    ReleaseRequest,
-    ReserveReply,
-)
 
 
 class Model:
@@ -69,70 +57,3 @@ class Model:
             elif block in perhaps:
                 most = depth
         return least, most
-
-
-@dataclass
-class Lease:
-    server: int
-    client: int
-    op: int
-    segment: Segment
-    expiry: float
-
-
-@dataclass
-class Region:
-    server: int
-    client: int
-    op: int
-    segments: list[Segment]
-
-
-class Watcher:
-    """Sees every request and reply; knows what is leased and what may still be written."""
-
-    def __init__(self, cluster):
-        self._cluster = cluster
-        self.leases: list[Lease] = []
-        self.regions: list[Region] = []
-
-    def request(self, server, message):
-        """A request is about to be handled by ``server``."""
-        low = float("inf") if isinstance(message, ByeRequest) else message.low
-        self.regions = [
-            region
-            for region in self.regions
-            if (region.server, region.client) != (server, message.client) or region.op >= low
-        ]
-        released = message.op if isinstance(message, ReleaseRequest) else None
-        self.leases = [
-            lease
-            for lease in self.leases
-            if (lease.server, lease.client) != (server, message.client)
-            or not (lease.op < low or lease.op == released)
-        ]
-
-    def reply(self, client, reply):
-        """A reply has left its server."""
-        cache = self._cluster.servers[reply.server].cache
-        by_offset = {segment.offset: segment for segment in cache.slots}
-        if isinstance(reply, AcquireReply):
-            expiry = self._cluster.now + reply.granted_s
-            for grant in reply.grants:
-                segment = by_offset[grant.offset]
-                self.leases.append(Lease(reply.server, client, reply.op, segment, expiry))
-        elif isinstance(reply, ReserveReply) and reply.status == "reserved":
-            segments = [by_offset[offset] for offset in reply.offsets]
-            self.regions.append(Region(reply.server, client, reply.op, segments))
-
-    def check(self):
-        """Check that nothing leased and nothing that may still be written was freed (4)."""
-        for lease in self.leases:
-            if lease.expiry > self._cluster.now:
-                held = self._cluster.servers[lease.server].cache.slots.get(lease.segment.id)
-                assert held is lease.segment, f"freed under a lease: {lease}"
-        for region in self.regions:
-            slots = self._cluster.servers[region.server].cache.slots
-            for segment in region.segments:
-                if segment.state is SegmentState.RESERVED:
-                    assert slots.get(segment.id) is segment, f"freed under its writer: {region}"

@@ -18,11 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from store_model import Model, Watcher
+from store_model import Model
 
+from ptstore_mpi.sim.cluster import Cluster
+from ptstore_mpi.sim.promises import Promises
 from ptstore_mpi.testing.actor import Actor, small_config
 from ptstore_mpi.testing.checks import check_links, check_quiet, check_reachable, check_space
-from ptstore_mpi.testing.cluster import Cluster
 from ptstore_mpi.types import segment_owner
 
 CLIENTS = 3
@@ -58,7 +59,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         nodes = [min(node, servers[-1]) for node in (0, 1, 0)]
         self.cluster = Cluster(config, server_nodes=servers, client_nodes=nodes, generation_bits=0)
-        self.watcher = Watcher(self.cluster)
+        self.promises = Promises(self.cluster)
         self.losses = iter(())
         self.cluster.on_request = self.on_request
         self.cluster.on_reply = self.on_reply
@@ -76,11 +77,11 @@ class StoreMachine(RuleBasedStateMachine):
     def on_request(self, server, message):
         arriving = self.fate(message)
         for each in arriving:
-            self.watcher.request(server, each)
+            self.promises.request(server, each)
         return arriving
 
     def on_reply(self, client, reply):
-        self.watcher.reply(client, reply)
+        self.promises.reply(client, reply)
         return self.fate(reply)
 
     @precondition(lambda self: self.lossy)
@@ -276,7 +277,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_freed_under_a_user(self):
-        self.watcher.check()
+        for server in self.cluster.memories:
+            self.promises.check(server)
 
     @invariant()
     def every_path_is_whole(self):

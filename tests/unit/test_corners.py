@@ -17,9 +17,9 @@ from ptstore_mpi.protocol.effects import (
     StartWrite,
     Unpack,
 )
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import SMALL, Actor, small_config
 from ptstore_mpi.testing.checks import check_space
-from ptstore_mpi.testing.cluster import Cluster
 
 PROMPT = np.arange(32)
 

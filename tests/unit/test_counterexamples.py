@@ -12,9 +12,9 @@ from hand import Hand, cancelled, ref_of, replies, statuses, to_peers
 
 from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.protocol.effects import AwaitTokens, Pack, Send, StartWrite, Unpack
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
 from ptstore_mpi.testing.checks import check_links, check_reachable, check_space
-from ptstore_mpi.testing.cluster import Cluster
 
 PROMPT = np.arange(8)
 

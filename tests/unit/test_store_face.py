@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ptstore_mpi as pt
+from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import SMALL, small_config
-from ptstore_mpi.testing.cluster import Cluster
 from ptstore_mpi.testing.oracle import Oracle
 
 TINY = pt.Config(memory_bytes=1 << 20, segment_tokens=16)

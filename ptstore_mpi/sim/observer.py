@@ -1,0 +1,65 @@
+"""What a simulation tells those who watch it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ptstore_mpi.cache.segment import Segment
+from ptstore_mpi.protocol.effects import Effect
+from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.types import Match, ServerIndex, StoreResult
+
+if TYPE_CHECKING:
+    from ptstore_mpi.sim.prompts import Prompt
+    from ptstore_mpi.sim.workloads import Player
+
+__all__ = ["InvariantError", "Observer"]
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold."""
+
+
+class Observer:
+    """Sees what passes in a simulation. Checkers override what they need."""
+
+    def request(self, server: ServerIndex, message: Request) -> None:
+        """A request is about to be handled."""
+
+    def replied(self, client: int, reply: Reply) -> None:
+        """A reply has left its server."""
+
+    def stepped(self, server: ServerIndex) -> None:
+        """A server's state may have changed."""
+
+    def effect(self, client: int, effect: Effect) -> None:
+        """A client is about to carry out an effect."""
+
+    def transferred(self, client: int, token: int) -> None:
+        """A transfer of a client has ended at its side."""
+
+    def published(self, server: ServerIndex, segment: Segment) -> None:
+        """A segment has become visible."""
+
+    def retired(self, server: ServerIndex, segment: Segment) -> None:
+        """A published segment is about to go out of sight."""
+
+    def freed(self, server: ServerIndex, segment: Segment) -> None:
+        """The bytes of a segment may be used again."""
+
+    def matched(self, player: Player, prompt: Prompt, match: Match, *, since: int) -> None:
+        """A match that was begun at event ``since`` has ended."""
+
+    def loaded(self, player: Player, prompt: Prompt, match: Match, **how: Any) -> None:
+        """A load has ended; ``result`` is None where it was aborted."""
+
+    def stored(
+        self, player: Player, prompt: Prompt, result: StoreResult, *, verified_tokens: int | None
+    ) -> None:
+        """A store has ended."""
+
+    def operated(self, player: Player, kind: str, took_s: float) -> None:
+        """An operation has ended by itself after this long, stalls of its client not counted."""
+
+    def ended(self) -> None:
+        """Every client has left, and nothing is under way."""

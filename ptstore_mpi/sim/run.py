@@ -1,0 +1,223 @@
+"""One simulated job from one seed: places, settings, faults, workload, checkers, and the verdict.
+
+Everything follows from (workload, seed). A failure carries the command that replays it and the
+last lines of its trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ptstore_mpi.protocol import maintain
+from ptstore_mpi.sim.checkers import CHECKERS
+from ptstore_mpi.sim.faults import FaultPlan, plan_of
+from ptstore_mpi.sim.observer import InvariantError
+from ptstore_mpi.sim.simulation import Simulation
+from ptstore_mpi.sim.trace import line_of
+from ptstore_mpi.sim.workloads import WORKLOADS, Player, Workload
+from ptstore_mpi.testing.actor import small_config
+
+__all__ = ["Outcome", "Report", "SeedFailed", "run_seed", "run_seeds"]
+
+_SHOWN_LINES = 40
+_SETTLE_S = 8.0
+_PLACES = (
+    ((0,), (0, 0)),
+    ((0, 1), (0, 1)),
+    ((0, 1), (0, 1, 0)),
+    ((0, 1, 1), (0, 1, 0)),
+    ((0, 1), (1, 1, 0)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run came to.
+
+    Attributes
+    ----------
+    fired
+        How often each fault and each situation came about.
+    event_count, now_s
+        Events carried out, and the virtual time at the end, s.
+    decisions
+        Digest of everything that was decided: equal for equal seeds (invariant 8).
+    """
+
+    fired: Counter[str]
+    event_count: int
+    now_s: float
+    decisions: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What many runs came to."""
+
+    seed_count: int = 0
+    run_count: int = 0
+    event_count: int = 0
+    failures: list[str] = field(default_factory=list)
+    fired: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Report) -> None:
+        """Add another report to this one."""
+        self.seed_count += other.seed_count
+        self.run_count += other.run_count
+        self.event_count += other.event_count
+        self.failures += other.failures
+        self.fired.update(other.fired)
+
+
+class SeedFailed(AssertionError):  # noqa: N818
+    """An invariant did not hold in a run."""
+
+
+def run_seeds(
+    workloads: Sequence[str], seeds: Iterable[int], plan: FaultPlan | None = None
+) -> Report:
+    """Run every workload from every seed; failures are in the report."""
+    report = Report()
+    for seed in seeds:
+        report.seed_count += 1
+        for workload in workloads:
+            report.run_count += 1
+            try:
+                outcome = run_seed(workload, seed, plan=plan)
+            except SeedFailed as error:
+                report.failures.append(str(error))
+            else:
+                report.event_count += outcome.event_count
+                report.fired.update(outcome.fired)
+    return report
+
+
+def run_seed(
+    workload: str,
+    seed: int,
+    *,
+    plan: FaultPlan | None = None,
+    counts_only: bool = False,
+    on_line: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Run one job and check it.
+
+    Parameters
+    ----------
+    workload
+        Name of one of `ptstore_mpi.sim.workloads.WORKLOADS`.
+    seed
+        Decides everything.
+    plan
+        Faults; default: drawn from the seed.
+    counts_only
+        Move no bytes and check none.
+    on_line
+        Called with every line of the trace, as it happens.
+
+    Raises
+    ------
+    SeedFailed
+        An invariant did not hold; the text has the command to replay it and the end of its trace.
+    """
+    sim, players = _set_up(WORKLOADS[workload], seed, plan, counts_only=counts_only)
+    if on_line is not None:
+        sim.on_note = lambda *entry: on_line(line_of(*entry))
+    try:
+        sim.run()
+        _settle(sim, players)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        faults = "" if plan is None else f" --plan '{msgspec.json.encode(plan).decode()}'"
+        lines = [line_of(*entry) for entry in list(sim.trace)[-_SHOWN_LINES:]]
+        kind = "" if isinstance(error, InvariantError) else f"{type(error).__name__}: "
+        raise SeedFailed(
+            f"{kind}{error}\nworkload {workload}, seed {seed}; the end of its trace:\n"
+            + "\n".join(lines)
+            + f"\nreplay: python -m ptstore_mpi.sim --workload {workload} --first-seed {seed} "
+            f"--seeds 1{faults} --trace"
+        ) from error
+    return Outcome(sim.dice.fired, sim.event_count, sim.now, _decisions(sim, players))
+
+
+def _set_up(
+    workload: Workload, seed: int, plan: FaultPlan | None, *, counts_only: bool
+) -> tuple[Simulation, list[Player]]:
+    rng = random.Random(f"{workload.name} {seed}")
+    drawn = plan_of(rng, workload.faults)
+    servers, clients = rng.choice(_PLACES)
+    settings: dict[str, Any] = {
+        "slots": rng.randint(*workload.slots),
+        "placement": rng.choice(["local", "random", "least_loaded"]),
+        "verify": rng.choice(["off", "remote", "remote", "always", "always"]),
+        "verify_publish": rng.random() < 0.3,
+        "unconfirmed_count": rng.randint(1, 4),
+        "match_timeout_s": 0.5,
+        "load_timeout_s": rng.choice([0.5, 1.0]),
+        "store_timeout_s": rng.choice([0.5, 1.5]),
+        "retry_s": rng.choice([0.05, 0.2]),
+        "lease_cap_s": rng.choice([0.3, 2.0]),
+        "staging_bytes": 1 << 14,
+    }
+    config = small_config(**{**settings, **workload.settings})
+    sim = Simulation(
+        config,
+        plan=plan or drawn,
+        seed=f"{workload.name} {seed} schedule",
+        server_nodes=servers,
+        client_nodes=clients,
+        generation_bits=rng.choice(workload.generation_bits),
+        peer_resend_s=0.1,
+        counts_only=counts_only,
+    )
+    sim.observers += [
+        checker(sim, workload.salts)
+        for checker in CHECKERS
+        if not (counts_only and checker.reads_bytes)
+    ]
+    players: list[Player] = []
+    for place, client in enumerate(sim.clients):
+        player = Player(sim, client, salt=workload.salts[place % len(workload.salts)])
+        player.process = sim.spawn(client, workload.script(player))
+        players.append(player)
+    return sim, players
+
+
+def _settle(sim: Simulation, players: Iterable[Player]) -> None:
+    """End the storm, let every client leave and everything under way arrive, and look once more."""
+    sim.dice.plan = FaultPlan()
+    for player in players:
+        if player.process is not None and player.process.state == "ended":
+            sim.spawn(player.client, _leave(sim, player))
+    sim.run()
+    sim.advance(_SETTLE_S)
+    sim.dice.fired["peer_resend"] += sum(h.counters()["peer_resend_count"] for h in sim.servers)
+    for observer in sim.observers:
+        observer.ended()
+
+
+def _leave(sim: Simulation, player: Player) -> Any:
+    context = sim.contexts[player.client]
+    yield from maintain.drain(context, sim.now + _SETTLE_S)
+    yield from maintain.bye(context)
+
+
+def _decisions(sim: Simulation, players: Iterable[Player]) -> str:
+    """Return a digest of what servers and clients decided."""
+    facts = [
+        [handler.counters() for handler in sim.servers],
+        [player.store.stats()["tokens"] for player in players],
+        [player.store.stats()["reasons"] for player in players],
+        sim.event_count,
+        sim.now,
+        sorted(sim.dice.fired.items()),
+    ]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -1,0 +1,376 @@
+"""Rules of the protocol, taken away one at a time: what the checkers must catch.
+
+A mutation replaces text in the source of a function and puts the result in the function's place,
+for the time of a ``with`` block. Nothing of this exists outside the tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ptstore_mpi.protocol.call as call
+import ptstore_mpi.protocol.load as load
+import ptstore_mpi.protocol.store as store
+from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.protocol.context import Ledger
+from ptstore_mpi.protocol.handler import ServerHandler
+from ptstore_mpi.protocol.peer_link import PeerLink
+from ptstore_mpi.protocol.writes import WritePath
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One rule less.
+
+    Attributes
+    ----------
+    name
+        What is missing.
+    rule
+        Which rule, and which counterexample (CE) where there is one.
+    changes
+        Function, old text, new text; the old text stands in the function exactly once.
+    """
+
+    name: str
+    rule: str
+    changes: tuple[tuple[Callable[..., Any], str, str], ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Run the body of the ``with`` without this rule."""
+        right = {function: function.__code__ for function, _, _ in self.changes}
+        try:
+            for function in right:
+                function.__code__ = self._changed(function)
+            yield
+        finally:
+            for function, code in right.items():
+                function.__code__ = code
+
+    def _changed(self, function: Callable[..., Any]) -> Any:
+        source = textwrap.dedent(inspect.getsource(function))
+        for where, old, new in self.changes:
+            if where is function:
+                assert source.count(old) == 1, f"{self.name}: {source.count(old)} times {old!r}"
+                source = source.replace(old, new)
+        scope: dict[str, Any] = {}
+        header = "from __future__ import annotations\n"
+        exec(compile(header + source, self.name, "exec"), function.__globals__, scope)
+        return scope[function.__name__].__code__
+
+
+def _one(name: str, rule: str, function: Callable[..., Any], old: str, new: str) -> Mutation:
+    return Mutation(name, rule, ((function, old, new),))
+
+
+_TOLERANT_EXPIRY = (
+    (OwnedCache.expire_leases, "s.leases[key] <= now", "s.leases.get(key, 0.0) <= now"),
+    (OwnedCache.expire_leases, "del segment.leases[key]", "segment.leases.pop(key, None)"),
+)
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # -- P1 to P4: keys and content ------------------------------------------------------------
+    _one(
+        "a repeated reserve reserves again",
+        "P2, CE 4",
+        WritePath.reserve,
+        "known = self._find(request.client, request.op)",
+        "known = None",
+    ),
+    _one(
+        "a request below the watermark is handled",
+        "P3",
+        ServerHandler._handle,
+        "if request.op < self._low[client]:",
+        "if False:",
+    ),
+    _one(
+        "low passes writes and Gets in flight",
+        "P3, CE 17",
+        Ledger.low,
+        "live += [t.op for t in self._transfers.values() if t.server == server]",
+        "pass",
+    ),
+    _one(
+        "the watermark frees nothing",
+        "P3",
+        WritePath.raise_low,
+        "self._free(known)\n",
+        "pass\n",
+    ),
+    _one(
+        "a client may hold any number of regions",
+        "P2",
+        WritePath._reserve_anew,
+        ">= self._unconfirmed_count",
+        "< 0",
+    ),
+    _one(
+        "an id is enough",
+        "P4, CE 15",
+        OwnedCache.find,
+        "if segment.block_hash(ref.block_count - 1) == ref.last_hash else None",
+        "",
+    ),
+    # -- P5 to P9: writing ---------------------------------------------------------------------
+    _one(
+        "published before the bytes are complete",
+        "P5",
+        WritePath._advance,
+        "(known.complete and known.linked)",
+        "known.linked",
+    ),
+    _one(
+        "what was sent is not verified",
+        "P5",
+        WritePath._verified,
+        "if not checksums or",
+        "if True or",
+    ),
+    _one(
+        "a reservation is reused by time",
+        "P6",
+        WritePath.expire,
+        'yield from self._end(known, "expired", now)',
+        'yield from self._end(known, "expired", now); self._free(known)',
+    ),
+    _one(
+        "an abandoned region is reused at once",
+        "P6",
+        WritePath.abandon,
+        'yield from self._end(known, "abandoned", now)',
+        'yield from self._end(known, "abandoned", now); self._free(known)',
+    ),
+    Mutation(
+        "a late abandon frees what is published",
+        "P6, CE 16",
+        (
+            (
+                ServerHandler._handle,
+                "yield from self._raise_low(client, request.low, now)",
+                "if not isinstance(request, AbandonRequest):\n"
+                "        yield from self._raise_low(client, request.low, now)",
+            ),
+            (
+                ServerHandler._handle,
+                "if request.op < self._low[client]:",
+                "if request.op < self._low.get(client, 0):",
+            ),
+            (
+                WritePath.abandon,
+                "if known is not None and known.status == _LIVE:\n        yield from",
+                'if known is not None and known.status == "published":\n'
+                "        for segment in known.segments:\n"
+                "            self._cache.retire(segment, now)\n"
+                "    elif known is not None and known.status == _LIVE:\n        yield from",
+            ),
+        ),
+    ),
+    _one(
+        "published before the link is there",
+        "P7, CE 3",
+        WritePath._advance,
+        "(known.complete and known.linked)",
+        "known.complete",
+    ),
+    _one(
+        "the parent on the same server is not linked",
+        "P7",
+        WritePath._reserve_anew,
+        "own_parent.links[segments[0].serial] = segments[0].id",
+        "pass",
+    ),
+    _one(
+        "links are counted",
+        "P7, CE 18",
+        WritePath.handle_peer,
+        "if segment is not None:\n                segment.links.pop(serial, None)",
+        "if segment is not None and segment.links:\n                segment.links.popitem()",
+    ),
+    Mutation(
+        "the channel between servers doubles and reorders",
+        "P7, CE 18",
+        (
+            (
+                PeerLink.receive,
+                "if frame.number <= self._received_count or frame.number in self._early:",
+                "if False:",
+            ),
+            (
+                PeerLink.receive,
+                "while (message := self._early.pop(self._received_count + 1, None)) is not None:",
+                "self._early.clear()\n    for message in (frame.message,):",
+            ),
+        ),
+    ),
+    _one(
+        "a link is not undone",
+        "P7",
+        WritePath._unlink,
+        "own.links.pop(segment.serial, None)",
+        "pass",
+    ),
+    _one(
+        "removing one copy hides the other",
+        "P8, CE 11",
+        OwnedCache.retire,
+        'assert removed == segment.block_count, "a published segment was not wholly indexed"',
+        "for other in self.slots:\n        self._index.remove(segment.hashes, other.id)",
+    ),
+    _one(
+        "a record mixes two paths",
+        "P8",
+        WritePath._link_result,
+        "elif not self._cache.rebase(known.segments, path):",
+        "elif False:",
+    ),
+    _one(
+        "the same increment is published twice",
+        "P8",
+        WritePath._advance,
+        "if self._cache.is_published(known.segments[-1].block_hash(-1)):",
+        "if False:",
+    ),
+    # -- P10 to P13: reading -------------------------------------------------------------------
+    Mutation(
+        "leases are counted",
+        "P10, CE 13",
+        (
+            (OwnedCache.release, "self._leased.pop(key, ())", "tuple(self._leased.get(key, ()))"),
+            (
+                OwnedCache.release,
+                "segment.leases.pop(key, None)",
+                "segment.leases and segment.leases.popitem()",
+            ),
+            *_TOLERANT_EXPIRY,
+        ),
+    ),
+    _one(
+        "an owner forgets a lease before the time it granted",
+        "P11",
+        ServerHandler._acquire,
+        "now + granted_s",
+        "now + granted_s / 2",
+    ),
+    _one(
+        "leases are ignored",
+        "P10",
+        OwnedCache._free_if_dead,
+        "and not segment.is_leased(now)",
+        "",
+    ),
+    Mutation(
+        "one release ends all leases",
+        "P10",
+        (
+            (OwnedCache.release, "segment.leases.pop(key, None)", "segment.leases.clear()"),
+            *_TOLERANT_EXPIRY,
+        ),
+    ),
+    _one(
+        "the lease counts from the last attempt",
+        "P12, CE 12",
+        call.call,
+        "Called(reply, sent_s[server, reply.attempt])",
+        "Called(reply, max(at for (to, _), at in sent_s.items() if to == server))",
+    ),
+    _one(
+        "the clock is not looked at",
+        "P12",
+        load._is_in_time,
+        "now - part.sent_s < (1 - LEASE_MARGIN) * part.granted_s",
+        "True",
+    ),
+    Mutation(
+        "the clock is looked at before the copy",
+        "P12, CE 1",
+        (
+            (
+                load._move,
+                "            yield Unpack(state.views, part.view_block, part.arena_image())\n",
+                "",
+            ),
+            (
+                load._move,
+                "            yield from _judge(state, part)\n",
+                "            yield from _judge(state, part)\n"
+                "            yield Unpack(state.views, part.view_block, part.arena_image())\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "staging is reused under a Get",
+        "P13",
+        (
+            (
+                Ledger.give_back,
+                "self._free_if_idle(extent)",
+                "self._staging.release(extent.offset, whole_pages(extent.nbytes))",
+            ),
+            (Ledger.finish, "self._free_if_idle(extent)", "pass"),
+        ),
+    ),
+    # -- P15: dropping and losing --------------------------------------------------------------
+    Mutation(
+        "a parent is dropped before its child",
+        "P15",
+        (
+            (ServerHandler._remove, "and whole and not segment.links", "and whole"),
+            (
+                ServerHandler._remove,
+                "removed_count = yield from self.writes.remove(segment, now)",
+                "removed_count = 1; self.cache.retire(segment, now)",
+            ),
+        ),
+    ),
+    _one(
+        "what hangs on a lost segment stays",
+        "P15",
+        WritePath.remove,
+        "for serial, child in children.items():",
+        "for serial, child in ():",
+    ),
+    _one(
+        "children on other servers stay",
+        "P15",
+        WritePath.remove,
+        "yield ToPeer(segment_owner(child), Prune(serial, child))",
+        "pass",
+    ),
+    _one(
+        "a prune goes by id alone",
+        "P15, CE 15",
+        WritePath.handle_peer,
+        "if segment is not None and segment.serial == serial:",
+        "if segment is not None:",
+    ),
+    _one(
+        "a clear lets reservations live",
+        "P15",
+        WritePath.clear,
+        'yield from self._end(known, "gone", now)',
+        "pass",
+    ),
+    _one(
+        "an owner believes that its segment is lost",
+        "P15",
+        ServerHandler._check_lost,
+        "if not self._is_intact(segment, segment.checksums):",
+        "if True:",
+    ),
+    _one(
+        "what a load could not verify is built upon",
+        "P8",
+        store.store,
+        "base = min(found.block_count, verified_blocks)",
+        "base = found.block_count",
+    ),
+)
