@@ -296,6 +296,8 @@ def _open_file(client: Client, config: Any, hosts: list[dict[str, Any]]) -> reco
     layout = client.engine.layout
     attributes |= {
         "experiment": EXPERIMENT,
+        "transport": client.store.transport_choice.name,
+        "transport_reason": client.store.transport_choice.reason,
         "systems": ",".join(options.systems),
         "dataset": options.dataset,
         "context_tokens": options.context_tokens,

@@ -210,6 +210,10 @@ def print_report(path: Path) -> None:
             f"{file.attrs.get('requests_count')} requests, {file.attrs.get('clients_count')} "
             f"clients, {file.attrs.get('servers_count')} servers"
         )
+        carried = (
+            f"transport {file.attrs.get('transport', 'unknown')}: "
+            f"{file.attrs.get('transport_reason', 'unknown')}"
+        )
         complete = bool(file.attrs.get("complete", False))
         notes = [_rma_note(file, row) for row in rows if row["tokens"]["remote"]]
         notes += [_overhead_note(row) for row in rows if row["match_s"]["mean"] > 0]
@@ -225,7 +229,7 @@ def print_report(path: Path) -> None:
     console.print(table)
     console.print("seconds; match, load, prefill, store are means; store comes after the token")
     console.print(_tokens_table(rows))
-    for note in notes:
+    for note in (carried, *notes):
         console.print(note, highlight=False)
     if not complete:
         console.print("[bold]incomplete:[/bold] the run has not ended, or was killed")
@@ -261,8 +265,9 @@ def _rma_note(file: h5py.File, row: dict[str, Any]) -> str:
     per_token = int(file.attrs.get("bytes_per_token", 0))
     remote = row["tokens"]["remote"]
     discarded = counter_total(file, row["system"], DISCARDED_COUNTER)
+    by = "in messages" if file.attrs.get("transport") == "p2p" else "by RMA"
     return (
-        f"{row['system']}: {row[RMA_COUNTER]:,} bytes by RMA; {remote:,} remote tokens x "
+        f"{row['system']}: {row[RMA_COUNTER]:,} bytes {by}; {remote:,} remote tokens x "
         f"{per_token:,} bytes = {remote * per_token:,}, and {discarded:,} discarded"
     )
 

@@ -18,7 +18,7 @@ from ptstore_mpi.errors import (
 from ptstore_mpi.layout import KVLayout, TensorSpec
 from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.tensor_view import TensorView
-from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult
+from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, TransportChoice
 
 if TYPE_CHECKING:
     from ptstore_mpi.job import Job, launch, run
@@ -40,6 +40,7 @@ __all__ = [
     "StoreResult",
     "TensorSpec",
     "TensorView",
+    "TransportChoice",
     "TransportError",
     "launch",
     "parse_bytes",

@@ -19,9 +19,7 @@ from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol.context import ClientContext
 from ptstore_mpi.stats import ClientStats
 from ptstore_mpi.transport.base import ClientTransport
-from ptstore_mpi.types import (
-    whole_pages,
-)
+from ptstore_mpi.types import TransportChoice, whole_pages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,7 +43,9 @@ class Store:
     comm
         Communicator of the clients, for the caller's own use.
     transport_name
-        What carries the bytes: ``local`` or ``mpi``.
+        What carries the bytes: ``local``, ``mpi``, ``p2p`` or ``sim``.
+    transport_choice
+        The same with why, and the MPI library.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Store:
         *,
         topology: Topology,
         comm: MPI.Comm,
+        choice: TransportChoice | None = None,
     ) -> None:
         self._transport = transport
         self._context = context
@@ -67,6 +68,7 @@ class Store:
         self.topology = topology
         self.config = context.config
         self.transport_name = transport.name
+        self.transport_choice = choice or TransportChoice(transport.name, "asked for")
 
     def namespace(
         self, model: str, layout: KVLayout, *, salt: str = "", **identity: str
@@ -113,10 +115,21 @@ class Store:
         """Return the counters of this client, as nested dictionaries.
 
         ``tokens`` by source (they add up to ``asked``), ``bytes`` by path (``rma_bytes`` of them
-        came through the window, ``discarded_bytes`` of these were not used), ``seconds``,
-        ``calls`` and ``reasons`` by operation. Collective: no.
+        came from other nodes, through the window or, with `p2p`, in messages; ``discarded_bytes``
+        of these were not used), ``seconds``, ``calls`` and ``reasons`` by operation;
+        ``transport``: ``name``, ``reason`` and ``library``, and ``malformed_count``, replies that
+        failed their checksum and were asked for again. Collective: no.
         """
-        return self._stats.as_dict(self._context.counters)
+        choice = self.transport_choice
+        return {
+            **self._stats.as_dict(self._context.counters),
+            "transport": {
+                "name": choice.name,
+                "reason": choice.reason,
+                "library": choice.library,
+                "malformed_count": self._transport.malformed_count,
+            },
+        }
 
     def server_stats(self) -> list[dict[str, int]]:
         """Return the counters of every server that answers, in order. Collective: no."""

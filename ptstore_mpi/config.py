@@ -21,6 +21,7 @@ from ptstore_mpi.types import PAGE_BYTES
 __all__ = ["Config", "parse_bytes"]
 
 _OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
+_ZERO_MEANS = {"copy_threads": "automatic", "virtual_node_count": "real nodes"}
 _UNITS = {
     "": 1,
     "KIB": 1 << 10,
@@ -61,17 +62,36 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         KV memory of one *node*, metadata included, shared by the node's servers.
     servers_per_node
         Servers on each node: one per network interface. The lowest ranks of a node serve.
+    virtual_node_count
+        Nodes that the ranks of each host are split into, consecutive ranks each, as if they
+        shared no memory: for trying things on one machine, with any MPI. 0: hosts are nodes.
+        ``memory_bytes`` counts for every one of them.
+    transport
+        What carries bytes between nodes: ``mpi`` (one-sided, `MPI_Rget` from a window), ``p2p``
+        (two-sided, no window at all) or ``auto``: ``mpi`` where a probe at start finds that it
+        works, else ``p2p``.
+    probe_timeout_s
+        Time that the probe's one Get per client may take. A call that hangs inside MPI meanwhile
+        ends the job after as much again, one second at least.
+    probe_fault
+        For tests of the fallback: the probe's Get never ends (``hang``), brings wrong bytes
+        (``corrupt``), or is a call that never returns (``stuck``); ``none`` is what it should be.
     segment_tokens
         Tokens of a full segment; a multiple of every layout's ``block_tokens``.
     placement
         Owner of an increment: ``local`` (a server of the storing client's node), ``random``
         (a function of the block hashes) or ``least_loaded`` (the less loaded of two such).
     verify
-        Block checksums checked by load: ``off``, ``remote`` (what crossed a wire) or ``always``.
+        Block checksums checked: ``off``, ``remote`` (whatever crossed a wire: by load, and by the
+        owner before it makes an increment visible) or ``always`` (by every load).
     verify_publish
-        Whether an owner checks the checksums of an increment before it makes it visible.
-    match_timeout_s, load_timeout_s, store_timeout_s
-        Deadlines of the operations. What misses one is a miss with a reason.
+        Whether an owner also checks what was stored on its own node before it makes it visible.
+    match_timeout_s
+        Deadline of a match, also of the one inside a store, and of counters, clear and drop. An
+        answer takes less than a millisecond; while a server stands still, every request waits
+        this long and then does without that server.
+    load_timeout_s, store_timeout_s
+        Deadlines of the operations that move bytes. What misses one is a miss with a reason.
     retry_s
         Time after which an unanswered request is sent again.
     lease_cap_s
@@ -98,11 +118,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     memory_bytes: int = 1 << 30
     servers_per_node: int = 1
+    virtual_node_count: int = 0
+    transport: Literal["auto", "mpi", "p2p"] = "auto"
+    probe_timeout_s: float = 5.0
+    probe_fault: Literal["none", "hang", "corrupt", "stuck"] = "none"
     segment_tokens: int = 256
     placement: Literal["local", "random", "least_loaded"] = "local"
     verify: Literal["off", "remote", "always"] = "remote"
     verify_publish: bool = False
-    match_timeout_s: float = 2.0
+    match_timeout_s: float = 1.0
     load_timeout_s: float = 10.0
     store_timeout_s: float = 30.0
     retry_s: float = 5.0
@@ -127,9 +151,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 msgspec.convert(value, field.type)
             except msgspec.ValidationError as error:
                 raise ConfigError(f"{name}: {error}, got {value!r}") from None
-            if name == "copy_threads":
+            if name in _ZERO_MEANS:
                 if value < 0:
-                    raise ConfigError(f"copy_threads must be 0 (automatic) or more, got {value}")
+                    meaning = _ZERO_MEANS[name]
+                    raise ConfigError(f"{name} must be 0 ({meaning}) or more, got {value}")
             elif isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {value}")
         if not self.arena_bytes:

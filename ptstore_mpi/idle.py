@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from ptstore_mpi.config import Config
 
-__all__ = ["Idle", "lower_timer_slack"]
+__all__ = ["Idle", "lower_timer_slack", "timer_slack_ns"]
 
 _PR_SET_TIMERSLACK = 29
+_PR_GET_TIMERSLACK = 30
 
 
 def lower_timer_slack(slack_ns: int = 1000) -> None:
@@ -23,6 +24,13 @@ def lower_timer_slack(slack_ns: int = 1000) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns))
+
+
+def timer_slack_ns() -> int | None:
+    """Return by how much this thread's sleeps may last too long, ns; None where unknown."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    slack_ns = -1 if prctl is None else int(prctl(_PR_GET_TIMERSLACK))
+    return slack_ns if slack_ns >= 0 else None
 
 
 class Idle:

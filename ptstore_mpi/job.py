@@ -25,11 +25,13 @@ from ptstore_mpi.config import Config
 from ptstore_mpi.errors import PTStoreError
 from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.topology import Topology
+from ptstore_mpi.transport.leftovers import unlink_mpi_names
 from ptstore_mpi.transport.local import LocalTransport
 from ptstore_mpi.transport.mpi_job import MpiJob, automatic_copy_threads
+from ptstore_mpi.transport.mpi_versions import one_line
 from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
 from ptstore_mpi.transport.watchdog import abort
-from ptstore_mpi.types import ServerIndex, whole_pages
+from ptstore_mpi.types import ServerIndex, TransportChoice, whole_pages
 
 __all__ = ["Job", "launch", "run"]
 
@@ -47,19 +49,24 @@ class Job:
         The store, on a client rank; None on a server.
     topology
         Roles of all ranks.
+    choice
+        What carries the bytes, and why.
     """
 
     def __init__(self, config: Config, comm: MPI.Comm) -> None:
         self._mpi: MpiJob | None = None
         self._self_comm: MPI.Comm | None = None
         self.client: Store | None = None
+        unlink_mpi_names()
         if comm.Get_size() == 1:
             self.topology = Topology((0,), (0,), (0,))
             self._self_comm = comm.Dup()
             self.client = _local_store(config, self.topology, self._self_comm)
+            self.choice = self.client.transport_choice
             return
         self._mpi = MpiJob(config, comm)
         self.topology = self._mpi.topology
+        self.choice = self._mpi.choice
         if self._mpi.transport is not None:
             rank = self._mpi.comm.Get_rank()
             self.client = Store(
@@ -67,6 +74,7 @@ class Job:
                 _context(config, self.topology, rank),
                 topology=self.topology,
                 comm=self._mpi.role_comm,
+                choice=self.choice,
             )
 
     @property
@@ -188,7 +196,15 @@ def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
         staging_bytes=config.staging_bytes,
         copy_threads=config.copy_threads or automatic_copy_threads(1),
     )
-    return Store(transport, _context(config, topology, 0), topology=topology, comm=comm)
+    return Store(
+        transport,
+        _context(config, topology, 0),
+        topology=topology,
+        comm=comm,
+        choice=TransportChoice(
+            "local", "one rank: the server runs in process", one_line(MPI.Get_library_version())
+        ),
+    )
 
 
 def _context(config: Config, topology: Topology, rank: int) -> ClientContext:

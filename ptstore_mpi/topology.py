@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.types import ServerIndex
 
-__all__ = ["Topology", "assign_roles"]
+__all__ = ["Topology", "assign_roles", "split_nodes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,38 @@ class Topology:
     def is_server(self, rank: int) -> bool:
         """Tell whether ``rank`` serves."""
         return rank in self.server_ranks
+
+
+def split_nodes(node_ids: Sequence[int], count: int) -> list[int]:
+    """Split the ranks of each node into ``count`` virtual nodes of consecutive ranks.
+
+    Parameters
+    ----------
+    node_ids
+        For each rank anything that is equal exactly for the ranks of one node.
+    count
+        Virtual nodes of each node, of sizes that differ by one at most.
+
+    Returns
+    -------
+    For each rank the lowest rank of its virtual node.
+
+    Raises
+    ------
+    ConfigError
+        A host has fewer ranks than ``count``.
+    """
+    lowest = [0] * len(node_ids)
+    for node in dict.fromkeys(node_ids):
+        ranks = [rank for rank, of in enumerate(node_ids) if of == node]
+        if len(ranks) < count:
+            raise ConfigError(
+                f"virtual_node_count = {count}, but a host has only {len(ranks)} rank(s): {ranks}"
+            )
+        firsts: dict[int, int] = {}
+        for place, rank in enumerate(ranks):
+            lowest[rank] = firsts.setdefault(place * count // len(ranks), rank)
+    return lowest
 
 
 def assign_roles(node_ids: Sequence[int], servers_per_node: int) -> Topology:

@@ -33,6 +33,7 @@ __all__ = [
     "SegmentRef",
     "ServerIndex",
     "StoreResult",
+    "TransportChoice",
     "pack_segment_id",
     "segment_owner",
     "segment_slot",
@@ -178,3 +179,28 @@ class StoreResult:
     bytes: int
     reason: str
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransportChoice:
+    """What carries the bytes of a job, equal on every rank.
+
+    Attributes
+    ----------
+    name
+        ``local``, ``mpi``, ``p2p`` or ``sim``.
+    reason
+        Why this one.
+    library
+        First line of the MPI library's version; ``none`` without MPI.
+    is_fallback
+        Whether the job would rather use another one.
+    probe_s
+        Time of the slowest client's probe; None where nothing was probed.
+    """
+
+    name: str
+    reason: str
+    library: str = "none"
+    is_fallback: bool = False
+    probe_s: float | None = None

@@ -38,6 +38,7 @@ class ClientTransport(ABC):
     """
 
     name: str
+    malformed_count = 0  # replies that were refused; they count as never sent
 
     def __init__(
         self, arenas: dict[ServerIndex, Memory], *, staging_bytes: int, copy_threads: int

@@ -1,4 +1,4 @@
-"""Transport `mpi`, client side: typed messages two-sided, fetches by `MPI_Rget`.
+"""Transports `mpi` and `p2p`, client side: typed messages, data of stores, and a `Fetcher`.
 
 The routing rule is not an optimisation: what lies on this node is read and written through the
 mapped arena by the shared interpreter; only another node's bytes come this way. A Get from the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from mpi4py import MPI
 
 from ptstore_mpi.arena import Memory
@@ -17,6 +18,7 @@ from ptstore_mpi.errors import TransportError
 from ptstore_mpi.idle import Idle
 from ptstore_mpi.protocol.messages import Reply, Request, decode_reply, encode
 from ptstore_mpi.transport.base import ClientTransport
+from ptstore_mpi.transport.fetch import Fetcher
 from ptstore_mpi.transport.mpi_channel import Channel
 from ptstore_mpi.types import ServerIndex
 
@@ -34,8 +36,8 @@ class MpiClientTransport(ClientTransport):
     ----------
     arenas
         Mapped arenas of this node's servers.
-    window
-        The window over all arenas, in its one passive epoch.
+    fetcher
+        Reads what is not mapped here; its name is the transport's.
     control, data
         Communicators of requests and replies, and of the data of stores.
     server_ranks
@@ -46,13 +48,11 @@ class MpiClientTransport(ClientTransport):
         Threads of a copy.
     """
 
-    name = "mpi"
-
     def __init__(
         self,
         arenas: dict[ServerIndex, Memory],
         *,
-        window: MPI.Win,
+        fetcher: Fetcher,
         control: MPI.Comm,
         data: MPI.Comm,
         server_ranks: tuple[int, ...],
@@ -60,11 +60,13 @@ class MpiClientTransport(ClientTransport):
         copy_threads: int,
     ) -> None:
         super().__init__(arenas, staging_bytes=config.staging_bytes, copy_threads=copy_threads)
-        self._window = window
+        self.name = fetcher.name
+        self._fetcher = fetcher
         self._channel = Channel(control)
         self._data = data
         self._tag_count = (data.Get_attr(MPI.TAG_UB) or 32767) + 1
         self._server_ranks = server_ranks
+        self._close_timeout_s = config.close_timeout_s
         self._idle = Idle(config)
         self._transfer_idle = Idle(config, spin_s=_TRANSFER_SPIN_S)
         self._in_flight: dict[int, tuple[MPI.Request, Memory]] = {}
@@ -84,24 +86,32 @@ class MpiClientTransport(ClientTransport):
         while True:
             arrived = self._channel.poll()
             if arrived is not None:
-                return decode_reply(arrived[1])
+                reply = self._decoded(arrived[1])
+                if reply is not None:
+                    return reply
+                continue
             self._channel.flush()
             if self.now() >= until:
                 return None
             self._idle.wait()
 
+    def _decoded(self, data: bytearray) -> Reply | None:
+        try:
+            return decode_reply(data)
+        except msgspec.DecodeError:
+            self.malformed_count += 1
+            return None  # as if it had been lost: the request is repeated
+
     def start_get(
         self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
     ) -> int:
-        """Start an `MPI_Rget`, or copy at once where the arena is mapped here."""
+        """Start to fetch, or copy at once where the arena is mapped here."""
         target = self._staging(staging_offset, nbytes)
         arena = self._memories.get(server)
         if arena is not None:
             target[:] = arena[offset : offset + nbytes]
             return self._track(MPI.REQUEST_NULL, target)
-        rank = self._server_ranks[server]
-        request = self._window.Rget([target, nbytes, MPI.BYTE], rank, offset)
-        return self._track(request, target)
+        return self._track(self._fetcher.start(self._server_ranks[server], offset, target), target)
 
     def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:
         """Start a synchronous-mode send into the receive that the owner posted for ``op``."""
@@ -120,7 +130,7 @@ class MpiClientTransport(ClientTransport):
                 for token in done:
                     del self._in_flight[token]
                 return done
-            self._channel.flush()
+            self._flush()
             if self.now() >= until:
                 return ()
             self._transfer_idle.wait()
@@ -136,12 +146,23 @@ class MpiClientTransport(ClientTransport):
         Raises
         ------
         TransportError
-            A transfer has not ended: its memory cannot be given back.
+            A transfer has not ended, so its memory cannot be given back; or a server does not
+            take the last messages within ``close_timeout_s``.
         """
-        self._idle.until(self._channel.flush)
+        until = self.now() + self._close_timeout_s
+        self._idle.until(lambda: self._flush() or self.now() >= until)
+        if not self._flush():
+            raise TransportError(
+                f"a server has not taken the last messages within {self._close_timeout_s:g} s "
+                f"(close_timeout_s): it is stopped or hangs"
+            )
         if self._in_flight:
             raise TransportError(f"{len(self._in_flight)} transfer(s) still in flight at close")
         self._memories.clear()
+
+    def _flush(self) -> bool:
+        requests_left, asks_left = self._channel.flush(), self._fetcher.flush()
+        return requests_left and asks_left
 
     def _track(self, request: MPI.Request, memory: Memory) -> int:
         self._next_token += 1

@@ -8,8 +8,9 @@ MPI call on more ranks than cores starves those that compute.
     job communicator (a duplicate, named "ptstore")
     |-- node communicator      arenas are made, mapped and unlinked over it
     |-- control, data, peers   requests and replies; data of stores; server to server
+    |-- fetches                with `p2p`: asks and the bytes of loads
     |-- clients                for the caller's own use
-    `-- window                 one over all arenas, one passive epoch from open to close
+    `-- window                 with `mpi`: one over all arenas
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from ptstore_mpi.arena import Arena, free_bytes_of
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError, PTStoreError, TransportError
 from ptstore_mpi.idle import Idle, lower_timer_slack
-from ptstore_mpi.topology import Topology, assign_roles
+from ptstore_mpi.topology import Topology, assign_roles, split_nodes
+from ptstore_mpi.transport.fetch import Fetcher, FetchServer, MessageFetcher, WindowFetcher
+from ptstore_mpi.transport.leftovers import LauncherWatch
 from ptstore_mpi.transport.mpi_client import MpiClientTransport
 from ptstore_mpi.transport.mpi_server import MpiServer
+from ptstore_mpi.transport.probe import choose_transport
 from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
 from ptstore_mpi.transport.watchdog import abort_after
 from ptstore_mpi.types import ServerIndex
@@ -64,15 +68,16 @@ class MpiJob:
     """
 
     def __init__(self, config: Config, comm: MPI.Comm) -> None:
+        self._launcher = LauncherWatch()
         lower_timer_slack()
         self.config = config
         self._idle = Idle(config)
         self._idle.until(comm.Ibarrier().Test)  # the ranks may start seconds apart
         with abort_after(config.close_timeout_s, "open"):
             self.comm = _duplicate(comm, "ptstore")
-            self._node_comm = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.comm.Get_rank())
             self.topology, hosts = self._meet()
             rank = self.comm.Get_rank()
+            self._node_comm = self.comm.Split(self.topology.nodes[rank], rank)
             self.is_server = self.topology.is_server(rank)
             self._control = _duplicate(self.comm, "ptstore-control")
             self._data = _duplicate(self.comm, "ptstore-data")
@@ -80,19 +85,23 @@ class MpiJob:
             self.role_comm = self.comm.Split(int(self.is_server), rank)
             self._arenas = self._map_arenas()
             own = self._arenas[self._server_index()] if self.is_server else None
-            self._window = MPI.Win.Create(
-                own.memory if own is not None else None, 1, comm=self.comm
-            )
-            self._window.Lock_all(MPI.MODE_NOCHECK)
+            chosen = choose_transport(config, comm=self.comm, topology=self.topology, own=own)
+            self.choice, self._window = chosen.choice, chosen.window
+            self._fetches = None
+            if self.choice.name == "p2p":
+                self._fetches = _duplicate(self.comm, "ptstore-fetches")
             self.server = self._make_server(own) if own is not None else None
             self.transport = None if self.is_server else self._make_transport(hosts)
 
     # -- open ------------------------------------------------------------------------------
 
     def _meet(self) -> tuple[Topology, list[_Host]]:
+        host_comm = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.comm.Get_rank())
+        lowest_rank = host_comm.allreduce(self.comm.Get_rank(), op=MPI.MIN)
+        host_comm.Free()
         mine = _Host(
             socket.gethostname(),
-            self._node_comm.allreduce(self.comm.Get_rank(), op=MPI.MIN),
+            lowest_rank,
             msgspec.json.encode(self.config),
             free_bytes_of(self.config.shared_memory_dir),
         )
@@ -104,7 +113,10 @@ class MpiJob:
                 f"{hosts[0].settings.decode()}, rank {differing[0]} has "
                 f"{hosts[differing[0]].settings.decode()}"
             )
-        topology = assign_roles([host.node for host in hosts], self.config.servers_per_node)
+        nodes = [host.node for host in hosts]
+        if self.config.virtual_node_count:
+            nodes = split_nodes(nodes, self.config.virtual_node_count)
+        topology = assign_roles(nodes, self.config.servers_per_node)
         for name in sorted({host.name for host in hosts}):
             servers = [r for r in topology.server_ranks if hosts[r].name == name]
             free_bytes = min(host.shared_memory_free_bytes for host in hosts if host.name == name)
@@ -155,14 +167,21 @@ class MpiJob:
             client_ranks=self.topology.client_ranks,
             near_ranks=self.topology.ranks_of(self.topology.nodes[self.comm.Get_rank()]),
             config=self.config,
+            fetches=FetchServer(self._fetches, arena.memory) if self._fetches else None,
         )
 
     def _make_transport(self, hosts: list[_Host]) -> MpiClientTransport:
         host = hosts[self.comm.Get_rank()].name
         neighbours = sum(hosts[rank].name == host for rank in self.topology.client_ranks)
+        fetcher: Fetcher
+        if self._fetches is not None:
+            fetcher = MessageFetcher(self._fetches)
+        else:
+            assert self._window is not None
+            fetcher = WindowFetcher(self._window)
         return MpiClientTransport(
             {index: arena.memory for index, arena in self._arenas.items()},
-            window=self._window,
+            fetcher=fetcher,
             control=self._control,
             data=self._data,
             server_ranks=self.topology.server_ranks,
@@ -179,11 +198,12 @@ class MpiJob:
             if self.server is not None:
                 self._drain_peers(self.server)
             self._wait(self.comm.Ibarrier())
-            self._window.Unlock_all()
-            self._window.Free()
+            if self._window is not None:
+                self._window.close(self._idle)
             for arena in self._arenas.values():
                 arena.close()
             for comm in (
+                *([self._fetches] if self._fetches is not None else []),
                 self.role_comm,
                 self._peers,
                 self._data,
@@ -192,6 +212,7 @@ class MpiJob:
                 self.comm,
             ):
                 comm.Free()
+        self._launcher.close()
 
     def _wait(self, request: MPI.Request) -> None:
         """Wait for the others while serving on, or taking what is still on its way here."""
@@ -221,9 +242,10 @@ class MpiJob:
             before = now
 
 
-def automatic_copy_threads(client_count: int) -> int:
-    """Return the threads of a copy where ``client_count`` clients share this host's cores."""
-    return max(1, min(4, len(os.sched_getaffinity(0)) // client_count))
+def automatic_copy_threads(client_count: int, *, core_count: int | None = None) -> int:
+    """Return the threads of a copy where ``client_count`` clients share a host's cores."""
+    cores = len(os.sched_getaffinity(0)) if core_count is None else core_count
+    return max(1, min(4, cores // client_count))
 
 
 def _duplicate(comm: MPI.Comm, name: str) -> MPI.Intracomm:

@@ -1,7 +1,8 @@
-"""Transport `mpi`, server side: the loop that feeds the handler and is the job's RMA progress.
+"""Transports `mpi` and `p2p`, server side: the loop that feeds the handler and makes progress.
 
 Only non-blocking calls: probe, matched receive, send, test. Over TCP and shared memory the target
-of a Get must enter MPI for the Get to progress; this loop does, and naps in between.
+of a Get must enter MPI for the Get to progress; this loop does, and naps in between. With `p2p`
+it also answers the asks for bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from mpi4py import MPI
 from ptstore_mpi.arena import Arena
 from ptstore_mpi.config import Config
 from ptstore_mpi.idle import Idle
-from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
+from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, SendFrame
 from ptstore_mpi.protocol.handler import ServerHandler
-from ptstore_mpi.protocol.messages import decode_peer, decode_request, encode
+from ptstore_mpi.protocol.messages import decode_frame, decode_request, encode
+from ptstore_mpi.transport.fetch import FetchServer
 from ptstore_mpi.transport.mpi_channel import Channel
 from ptstore_mpi.types import ServerIndex
 
@@ -69,6 +71,8 @@ class MpiServer:
         Ranks of this node: they map the arena and do not need the server to read it.
     config
         Settings of the job.
+    fetches
+        Who answers asks for bytes; None where clients read the window.
     """
 
     def __init__(
@@ -83,7 +87,9 @@ class MpiServer:
         client_ranks: tuple[int, ...],
         near_ranks: tuple[int, ...],
         config: Config,
+        fetches: FetchServer | None = None,
     ) -> None:
+        self._fetches = fetches
         self._handler = handler
         self._arena = arena
         self._channel = Channel(control)
@@ -97,7 +103,6 @@ class MpiServer:
         self._idle = Idle(config)
         self._incoming: dict[tuple[int, int], _Incoming] = {}
         self._next_tick_s = 0.0
-        self.malformed_count = 0
 
     def serve(self) -> None:
         """Serve until every client has said goodbye. Collective over the servers and clients."""
@@ -117,6 +122,8 @@ class MpiServer:
         active = self._take_requests()
         active |= self._take_peer_messages()
         active |= self._take_data()
+        if self._fetches is not None:
+            active |= self._fetches.step()
         now = time.monotonic()
         if now >= self._next_tick_s:
             self._next_tick_s = now + _TICK_S
@@ -125,13 +132,16 @@ class MpiServer:
             self._carry_out(self._handler.grow(self._arena.populated_bytes, now))
         self._channel.flush()
         self._peers.flush()
-        # A lease of another node means Gets, and these progress only while this loop turns.
+        # A lease of another node means fetches, and these progress only while this loop turns.
         return active or not self._handler.cache.lease_holders <= self._near
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing that this server sent or waits for is under way."""
-        return self._channel.flush() and self._peers.flush() and not self._incoming
+        sent = self._channel.flush() and self._peers.flush()
+        if self._fetches is not None:
+            sent = self._fetches.flush() and sent
+        return sent and not self._incoming and self._handler.peers_are_quiet
 
     @property
     def peer_counts(self) -> tuple[int, int]:
@@ -150,7 +160,7 @@ class MpiServer:
             try:
                 request = decode_request(arrived[1])
             except msgspec.DecodeError:
-                self.malformed_count += 1
+                self._handler.malformed_count += 1
                 continue
             self._carry_out(self._handler.handle(request, time.monotonic()))
         return True
@@ -161,9 +171,13 @@ class MpiServer:
             if arrived is None:
                 return taken > 0
             rank, data = arrived
-            message = decode_peer(data)
+            try:
+                frame = decode_frame(data)
+            except msgspec.DecodeError:
+                self._handler.malformed_count += 1
+                continue  # its sender will repeat it
             now = time.monotonic()
-            self._carry_out(self._handler.handle_peer(self._server_of[rank], message, now))
+            self._carry_out(self._handler.handle_peer(self._server_of[rank], frame, now))
         return True
 
     def _take_data(self) -> bool:
@@ -185,8 +199,8 @@ class MpiServer:
             match action:
                 case Answer(client, reply):
                     self._channel.send(client, encode(reply))
-                case ToPeer(server, message):
-                    self._peers.send(self._server_ranks[server], encode(message))
+                case SendFrame(server, frame):
+                    self._peers.send(self._server_ranks[server], encode(frame))
                 case PostReceives(client, op, extents):
                     self._post_receives(client, op, extents)
                 case CancelReceives(client, op):

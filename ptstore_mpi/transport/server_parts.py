@@ -35,25 +35,31 @@ def check_shared_memory(config: Config, *, host: str, server_count: int, free_by
 
 def make_handler(
     server: ServerIndex,
-    memory: Memory,
+    memory: Memory | None,
     config: Config,
     *,
     populated_bytes: int = 0,
     generation_bits: int = GENERATION_BITS,
+    peer_resend_s: float = 1.0,
 ) -> ServerHandler:
     """Return the handler of ``server`` over the memory of its arena.
 
     Parameters
     ----------
     server, memory, config
-        The server, its arena's bytes, the settings of the job.
+        The server, its arena's bytes, the settings of the job. Without a memory bytes are only
+        counted, and never bad.
     populated_bytes
         Pages of the arena that may be used from the beginning.
     generation_bits
         As in `SlotTable`.
+    peer_resend_s
+        As in `ServerHandler`.
     """
 
     def is_intact(segment: Segment, checksums: bytes) -> bool:
+        if memory is None:
+            return True
         found = _native.block_checksums(
             memory,
             offset=segment.offset,
@@ -74,5 +80,6 @@ def make_handler(
         is_intact=is_intact,
         lease_cap_s=config.lease_cap_s,
         unconfirmed_count=config.unconfirmed_count,
-        verify_publish=config.verify_publish,
+        peer_resend_s=peer_resend_s,
+        verify="always" if config.verify_publish else "off" if config.verify == "off" else "remote",
     )

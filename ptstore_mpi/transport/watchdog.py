@@ -15,10 +15,18 @@ from mpi4py import MPI
 __all__ = ["abort", "abort_after"]
 
 _LAST_WORDS_S = 0.3  # launchers forward what was printed some time after the abort, or never
+_KILL_AFTER_S = 3.0
 
 
 def abort(message: str) -> NoReturn:
-    """Print ``message`` and end the whole job."""
+    """Print ``message`` and end the whole job.
+
+    A call that hangs inside MPI may hold the lock that `MPI_Abort` wants: then the process ends
+    without it, and its launcher ends the others.
+    """
+    killer = threading.Timer(_KILL_AFTER_S, os._exit, (1,))
+    killer.daemon = True
+    killer.start()
     print(f"ptstore: rank {MPI.COMM_WORLD.Get_rank()}: {message}", file=sys.stderr, flush=True)
     time.sleep(_LAST_WORDS_S)
     MPI.COMM_WORLD.Abort(1)
@@ -26,11 +34,13 @@ def abort(message: str) -> NoReturn:
 
 
 @contextmanager
-def abort_after(seconds: float, phase: str) -> Iterator[None]:
+def abort_after(
+    seconds: float, phase: str, advice: str = "close_timeout_s sets this limit"
+) -> Iterator[None]:
     """Abort the job, with a message that names ``phase``, if the block takes too long."""
     message = (
         f"phase {phase!r} did not end within {seconds:g} s: a rank is missing, stopped or hangs "
-        f"inside MPI; the job is aborted (close_timeout_s sets this limit)"
+        f"inside MPI; the job is aborted ({advice})"
     )
     timer = threading.Timer(seconds, abort, (message,))
     timer.daemon = True

@@ -17,6 +17,8 @@ ATTRIBUTES = {
     "clients_count": 2,
     "servers_count": 2,
     "mpi_library": "MPI of nowhere",
+    "transport": "mpi",
+    "transport_reason": "asked for",
 }
 
 

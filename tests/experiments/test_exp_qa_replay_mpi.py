@@ -41,6 +41,9 @@ def test_a_job_reuses_what_another_client_stored(run_job, tmp_path, ranks, nodes
         clients = file["samples/ptstore/client"][:].tolist()
         found_nodes = set(file["samples/ptstore/node"][:].tolist())
         assert (file.attrs["servers_count"], file.attrs["clients_count"]) == (nodes, 2)
+        assert file.attrs["transport"] == "mpi"
+        reason = {1: "one node: no bytes cross a wire", 2: "probed: MPI_Get works"}[nodes]
+        assert file.attrs["transport_reason"] == reason
         # Client 1 takes up what client 0 was the first to compute, or the reverse.
         owned = file["samples/ptstore/owned_tokens"][:].sum()
     own = rows["ptstore"]

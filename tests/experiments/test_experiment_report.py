@@ -107,6 +107,7 @@ def test_the_table_says_what_was_measured(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "owned 8.0x, remote 3.0x" in shown
     assert "12,800 bytes by RMA; 128 remote tokens x 100 bytes = 12,800, and 0 discarded" in shown
+    assert "transport mpi: asked for" in shown
     assert "incomplete" not in shown
 
 

@@ -40,6 +40,8 @@ def test_types_of_variables():
         "PTSTORE_VERIFY": "always",
         "PTSTORE_VERIFY_PUBLISH": "true",
         "PTSTORE_STAGING_BYTES": "64KiB",
+        "PTSTORE_TRANSPORT": "p2p",
+        "PTSTORE_VIRTUAL_NODE_COUNT": "2",
     }
     config = Config.load(environment=environment)
     assert config.match_timeout_s == 0.25
@@ -47,6 +49,9 @@ def test_types_of_variables():
     assert config.verify == "always"
     assert config.verify_publish is True
     assert config.staging_bytes == 64 << 10
+    assert config.transport == "p2p"
+    assert config.virtual_node_count == 2
+    assert Config().virtual_node_count == 0
 
 
 @pytest.mark.parametrize(
@@ -103,6 +108,10 @@ IMPOSSIBLE = [
     ("load_timeout_s", -1.0),
     ("store_timeout_s", float("nan")),
     ("copy_threads", -1),
+    ("virtual_node_count", -1),
+    ("transport", "rma"),
+    ("probe_timeout_s", 0),
+    ("probe_fault", "crash"),
     ("unconfirmed_count", 0),
     ("gets_in_flight_count", 0),
     ("hash_seed", "12"),

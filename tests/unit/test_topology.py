@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ptstore_mpi import ConfigError
-from ptstore_mpi.topology import assign_roles
+from ptstore_mpi.topology import assign_roles, split_nodes
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,22 @@ def test_servers_of_a_node_are_indices_not_ranks():
 def test_roles_that_cannot_be_dealt(node_ids, servers_per_node, message):
     with pytest.raises(ConfigError, match=message):
         assign_roles(node_ids, servers_per_node)
+
+
+@pytest.mark.parametrize(
+    ("node_ids", "count", "split"),
+    [
+        ([0, 0, 0, 0], 2, [0, 0, 2, 2]),
+        ([0, 0, 0, 0], 1, [0, 0, 0, 0]),
+        ([0, 0, 0, 0, 0], 2, [0, 0, 0, 3, 3]),
+        ([0, 1, 0, 1, 0, 1], 3, [0, 1, 2, 3, 4, 5]),
+        ([5, 5, 5, 5, 9, 9, 9, 9], 2, [0, 0, 2, 2, 4, 4, 6, 6]),
+    ],
+)
+def test_virtual_nodes_are_consecutive_ranks_of_one_host(node_ids, count, split):
+    assert split_nodes(node_ids, count) == split
+
+
+def test_a_host_with_fewer_ranks_than_virtual_nodes():
+    with pytest.raises(ConfigError, match=r"virtual_node_count = 3, but .* 2 rank\(s\): \[3, 4\]"):
+        split_nodes([0, 0, 0, 1, 1], 3)

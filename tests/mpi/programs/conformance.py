@@ -1,6 +1,9 @@
 """Run every case of the conformance suite over MPI, one job after the other in one process.
 
-usage: conformance.py [FIELD=VALUE ...]     fields of Config that differ from the suite's own
+usage: conformance.py [TRANSPORT] [FIELD=VALUE ...]
+
+The transport is `mpi` (found by the probe) where none is named; the fields are those of Config
+that differ from the suite's own.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from ptstore_mpi.testing.conformance import CASES, run_case
 
 
 def main() -> None:
-    given = dict(argument.split("=") for argument in sys.argv[1:])
+    given = dict(argument.split("=") for argument in sys.argv[1:] if "=" in argument)
     settings = {name: int(value) for name, value in given.items()}
-    transport = "mpi" if MPI.COMM_WORLD.Get_size() > 1 else "local"
+    named = [argument for argument in sys.argv[1:] if "=" not in argument]
+    transport = (*named, "mpi")[0] if MPI.COMM_WORLD.Get_size() > 1 else "local"
     for case in CASES.values():
         started = time.perf_counter()
         run_case(case, transport, **settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 
+import msgspec
 import numpy as np
 
 import ptstore_mpi
@@ -27,12 +28,13 @@ def main(store: Store) -> None:
     while not request.Test():
         time.sleep(1e-3)
     if store.client_rank == 1:
+        namespace._config = msgspec.structs.replace(namespace._config, match_timeout_s=1e-6)
         for _ in range(3):
             assert namespace.match(PROMPT).reason == "partial"
 
 
 ptstore_mpi.run(
     main,
-    Config(memory_bytes=64 << 20, segment_tokens=1, match_timeout_s=1e-6, close_timeout_s=15.0),
+    Config(memory_bytes=64 << 20, segment_tokens=1, close_timeout_s=15.0),
 )
 print("closed", flush=True)

@@ -1,12 +1,16 @@
 """Jobs one after the other, side by side on halves of the ranks, and by the longer form.
 
-usage: life.py      needs 4 ranks; MPI is finalized by hand, which complains of whatever is left
+usage: life.py [FIELD=VALUE ...]      fields of Config
+
+Needs 4 ranks. MPI is finalized by hand, which complains of whatever is left.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 
@@ -15,7 +19,9 @@ from ptstore_mpi import ClosedError, Config, KVLayout, Store
 from ptstore_mpi.testing.oracle import Oracle
 
 LAYOUT = KVLayout.for_attention(layers=1, kv_heads=1, head_dim=16, dtype="float32")
-CONFIG = Config(memory_bytes=8 << 20, segment_tokens=32)
+GIVEN = dict(argument.split("=") for argument in sys.argv[1:])
+CONFIG = Config.load(memory_bytes=8 << 20, segment_tokens=32, **GIVEN)
+HALF_CONFIG = msgspec.structs.replace(CONFIG, virtual_node_count=0)
 PROMPT = np.arange(200)
 
 
@@ -40,7 +46,7 @@ for _ in range(3):  # one job after the other: nothing of the one before is know
     assert result in (None, 2, 3), result
 
 half = world.Split(rank // 2, rank)  # two jobs at the same time
-result = ptstore_mpi.run(main, CONFIG, comm=half)
+result = ptstore_mpi.run(main, HALF_CONFIG, comm=half)
 assert result == (1 if rank % 2 else None), result
 half.Free()
 
