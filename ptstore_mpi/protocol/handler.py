@@ -142,7 +142,7 @@ class ServerHandler:
             "lost_count": self.writes.lost_count,
             "pruned_count": self.writes.pruned_count,
             "peer_resend_count": sum(link.resend_count for link in self._links.values()),
-            "live_reservation_count": self.writes.live_count,
+            "live_reservation_count": self.writes.reservations.live_count,
             **statuses,
         }
 

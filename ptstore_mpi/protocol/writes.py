@@ -34,14 +34,12 @@ from ptstore_mpi.protocol.messages import (
     WriteReply,
     WriteStatus,
 )
-from ptstore_mpi.protocol.reservation import Reservation
+from ptstore_mpi.protocol.reservation import Reservation, Reservations
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 
 __all__ = ["Verify", "WritePath"]
 
 Verify = Literal["off", "remote", "always"]
-
-_LIVE: WriteStatus = "reserved"
 
 
 class WritePath:
@@ -72,7 +70,7 @@ class WritePath:
         self._is_intact = is_intact
         self._verify = verify
         self._unconfirmed_count = unconfirmed_count
-        self._reservations: dict[int, dict[int, Reservation]] = {}
+        self.reservations = Reservations()
         self._by_serial: dict[int, Reservation] = {}
         self._waiting: list[ReserveRequest] = []
         self.status_counts = dict.fromkeys(get_args(WriteStatus), 0)
@@ -83,14 +81,14 @@ class WritePath:
 
     def reserve(self, request: ReserveRequest, now: float) -> Iterator[Action | ToPeer]:
         """Reserve a region, or say why not; a repetition gets the first answer again (P2)."""
-        known = self._find(request.client, request.op)
+        known = self.reservations.find(request.client, request.op)
         if known is None:
             known = self._reserve_anew(request, now)
             if known is None:
                 self._waiting.append(request)
                 return
-            self._reservations.setdefault(request.client, {})[request.op] = known
-            if known.status == _LIVE:
+            self.reservations.add(known)
+            if known.is_live:
                 yield from self._open(known, request)
         offsets = tuple(segment.offset for segment in known.segments)
         yield Answer(
@@ -100,13 +98,13 @@ class WritePath:
                 request.op,
                 request.attempt,
                 known.status,
-                offsets if known.status == _LIVE else (),
+                offsets if known.is_live else (),
             ),
         )
 
     def publish(self, request: PublishRequest, now: float) -> Iterator[Action | ToPeer]:
         """Publish when bytes and link are complete; until then the answer waits (P5, P7)."""
-        known = self._find(request.client, request.op)
+        known = self.reservations.find(request.client, request.op)
         if known is None:
             yield Answer(
                 request.client,
@@ -120,27 +118,25 @@ class WritePath:
 
     def abandon(self, client: int, op: int, now: float) -> Iterator[Action | ToPeer]:
         """End a reservation's publishability; late, it changes nothing that is published."""
-        known = self._find(client, op)
-        if known is not None and known.status == _LIVE:
+        known = self.reservations.find(client, op)
+        if known is not None and known.is_live:
             yield from self._end(known, "abandoned", now)
 
     def raise_low(self, client: int, low: float, now: float) -> Iterator[Action | ToPeer]:
         """Free what the client confirms that it will not write any more (P3)."""
         self._waiting = [r for r in self._waiting if r.client != client or r.op >= low]
-        operations = self._reservations.get(client, {})
-        for op in [op for op in operations if op < low]:
-            known = operations[op]
-            if known.status == _LIVE:
+        for known in self.reservations.below(client, low):
+            if known.is_live:
                 yield from self._end(known, "abandoned", now)
             if not known.holds_region:
-                del operations[op]
+                self.reservations.forget(known)
             elif known.receives_open:
                 if not known.freeing:
                     known.freeing = True
-                    yield CancelReceives(client, op)
+                    yield CancelReceives(client, known.op)
             else:
                 self._free(known)
-                del operations[op]
+                self.reservations.forget(known)
 
     # -- events of the transport and of time -----------------------------------------------
 
@@ -148,13 +144,13 @@ class WritePath:
         self, client: int, op: int, now: float, *, intact: bool
     ) -> Iterator[Action | ToPeer]:
         """All data messages of a write have arrived (``intact``: with the expected sizes)."""
-        known = self._find(client, op)
+        known = self.reservations.find(client, op)
         if known is None:
             return
         known.receives_open = False
         if known.freeing:
             self.settled(client, op)
-        elif not intact and known.status == _LIVE:
+        elif not intact and known.is_live:
             yield from self._end(known, "abandoned", now)
         else:
             known.complete = True
@@ -162,18 +158,17 @@ class WritePath:
 
     def settled(self, client: int, op: int) -> None:
         """No receive of this write is open any more: free the region that waited for it."""
-        known = self._find(client, op)
+        known = self.reservations.find(client, op)
         if known is not None and known.freeing:
             known.receives_open = False
             self._free(known)
-            del self._reservations[client][op]
+            self.reservations.forget(known)
 
     def expire(self, now: float) -> Iterator[Action | ToPeer]:
         """End the reservations whose time has passed."""
-        for operations in self._reservations.values():
-            for known in list(operations.values()):
-                if known.status == _LIVE and known.expiry_s <= now:
-                    yield from self._end(known, "expired", now)
+        for known in self.reservations:
+            if known.is_live and known.expiry_s <= now:
+                yield from self._end(known, "expired", now)
 
     def retry_waiting(self, now: float) -> Iterator[Action | ToPeer]:
         """Try again the requests that waited for the arena to be populated."""
@@ -197,7 +192,7 @@ class WritePath:
                 yield ToPeer(sender, LinkResult(serial, segment is not None, path))
             case LinkResult(serial, linked, path):
                 known = self._by_serial.pop(serial, None)
-                if known is not None and known.status == _LIVE:
+                if known is not None and known.is_live:
                     yield from self._link_result(known, path if linked else None, now)
             case Unlink(serial, parent, _):
                 # By id alone: the parent may be a zombie, and serials are never reused.
@@ -226,8 +221,8 @@ class WritePath:
         while pending:
             segment = pending.pop()
             if segment.state is SegmentState.RESERVED:
-                known = self._reservation_of(segment)
-                if known is not None and known.status == _LIVE:
+                known = self.reservations.of_segment(segment)
+                if known is not None and known.is_live:
                     yield from self._end(known, "gone", now)
             elif segment.state is SegmentState.PUBLISHED:
                 children = dict(segment.links)
@@ -246,47 +241,15 @@ class WritePath:
     def clear(self, namespace: bytes, now: float) -> Generator[Action | ToPeer, None, int]:
         """End every reservation of a namespace, remove its segments and return their count."""
         removed_count = 0
-        for operations in self._reservations.values():
-            for known in list(operations.values()):
-                if known.status == _LIVE and known.segments[0].record.namespace == namespace:
-                    yield from self._end(known, "gone", now)
+        for known in self.reservations:
+            if known.is_live and known.segments[0].record.namespace == namespace:
+                yield from self._end(known, "gone", now)
         for segment in self._cache.published(namespace):
             if segment.state is SegmentState.PUBLISHED:
                 removed_count += yield from self.remove(segment, now)
         return removed_count
 
-    @property
-    def live_count(self) -> int:
-        """Reservations that may still be published."""
-        return sum(
-            known.status == _LIVE
-            for operations in self._reservations.values()
-            for known in operations.values()
-        )
-
-    def status_of(self, client: int, offset: int) -> WriteStatus | None:
-        """Return how a write stands that was given the region at ``offset``, if it is known."""
-        for known in self._reservations.get(client, {}).values():
-            if any(segment.offset == offset for segment in known.segments):
-                return known.status
-        return None
-
-    def regions_of(self, client: int) -> list[list[Segment]]:
-        """Return the regions that a client holds and has not published (P2)."""
-        operations = self._reservations.get(client, {})
-        return [known.segments for known in operations.values() if known.holds_region]
-
     # -- internals -------------------------------------------------------------------------
-
-    def _find(self, client: int, op: int) -> Reservation | None:
-        return self._reservations.get(client, {}).get(op)
-
-    def _reservation_of(self, segment: Segment) -> Reservation | None:
-        for operations in self._reservations.values():
-            for known in operations.values():
-                if segment in known.segments:
-                    return known
-        return None
 
     def _reserve_anew(self, request: ReserveRequest, now: float) -> Reservation | None:
         """Return the new reservation, or None where the arena is still being populated."""
@@ -295,7 +258,7 @@ class WritePath:
             self.status_counts[status] += 1
             return Reservation(request.client, request.op, status, now)
 
-        if len(self.regions_of(request.client)) >= self._unconfirmed_count:
+        if len(self.reservations.regions_of(request.client)) >= self._unconfirmed_count:
             return refused("unconfirmed")
         if self._cache.is_published(request.hashes[-HASH_BYTES:]):
             return refused("dedup")
@@ -319,7 +282,7 @@ class WritePath:
         return Reservation(
             request.client,
             request.op,
-            _LIVE,
+            "reserved",
             now + request.remaining_s,
             segments,
             linked=parent is None or own_parent is not None,
@@ -343,7 +306,7 @@ class WritePath:
 
     def _advance(self, known: Reservation, now: float) -> Iterator[Action | ToPeer]:
         """Publish if everything is there; answer a waiting publish whose fate is known."""
-        if known.status == _LIVE:
+        if known.is_live:
             if known.expiry_s <= now:
                 yield from self._end(known, "expired", now)
                 return
@@ -364,7 +327,7 @@ class WritePath:
         self, known: Reservation, status: WriteStatus, now: float, *, unlink: bool = True
     ) -> Iterator[Action | ToPeer]:
         """Make a live reservation unpublishable: unlinked at once, its bytes quarantined."""
-        assert known.status == _LIVE
+        assert known.is_live
         known.status = status
         self.status_counts[status] += 1
         self._by_serial.pop(known.segments[0].serial, None)

@@ -82,6 +82,8 @@ class Cluster:
         As in `ServerHandler`.
     counts_only
         Move no bytes, only count them: an arena may then be of any size.
+    populated_bytes
+        Pages that each arena may use from the beginning; default: all.
 
     Attributes
     ----------
@@ -102,6 +104,7 @@ class Cluster:
         generation_bits: int = 0,
         peer_resend_s: float = 1.0,
         counts_only: bool = False,
+        populated_bytes: int | None = None,
     ) -> None:
         self.config = config
         self.now = START_S
@@ -120,7 +123,7 @@ class Cluster:
                 server,
                 None if counts_only else memory,
                 config,
-                populated_bytes=config.arena_bytes,
+                populated_bytes=config.arena_bytes if populated_bytes is None else populated_bytes,
                 generation_bits=generation_bits,
                 peer_resend_s=peer_resend_s,
             )

@@ -7,10 +7,12 @@ last lines of its trace.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.trace import line_of
 from ptstore_mpi.sim.workloads import WORKLOADS, Player, Workload
 from ptstore_mpi.testing.actor import small_config
+from ptstore_mpi.types import whole_pages
 
 __all__ = ["Outcome", "Report", "SeedFailed", "run_seed", "run_seeds"]
 
@@ -168,6 +171,7 @@ def _set_up(
         "staging_bytes": 1 << 14,
     }
     config = small_config(**{**settings, **workload.settings})
+    is_young = rng.random() < 0.2  # its arenas are still being populated when it starts
     sim = Simulation(
         config,
         plan=plan or drawn,
@@ -177,12 +181,16 @@ def _set_up(
         generation_bits=rng.choice(workload.generation_bits),
         peer_resend_s=0.1,
         counts_only=counts_only,
+        populated_bytes=0 if is_young else None,
     )
     sim.observers += [
         checker(sim, workload.salts)
         for checker in CHECKERS
         if not (counts_only and checker.reads_bytes)
     ]
+    for server, part in itertools.product(sim.memories, (1, 2, 3) if is_young else ()):
+        size = whole_pages(config.arena_bytes * part // 3)
+        sim.at(sim.now + rng.random() / 4 * part, partial(sim.grow, server, size))
     players: list[Player] = []
     for place, client in enumerate(sim.clients):
         player = Player(sim, client, salt=workload.salts[place % len(workload.salts)])

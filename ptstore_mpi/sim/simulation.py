@@ -234,6 +234,11 @@ class Simulation(Cluster):
         transport.replies.append(reply)
         self.processes.arrived(client, effects.Receive)
 
+    def grow(self, server: ServerIndex, populated_bytes: int) -> None:
+        """Let a server use more pages of its arena."""
+        self._carry_out(server, self.servers[server].grow(populated_bytes, self.now))
+        self._stepped(server)
+
     def _tick(self, server: ServerIndex) -> None:
         self.at(self.now + _TICK_S, partial(self._tick, server))
         if self._paused_until.get(server, 0.0) <= self.now:

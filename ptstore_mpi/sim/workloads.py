@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol.effects import Operation, Send
 from ptstore_mpi.protocol.messages import ReserveRequest
 from ptstore_mpi.sim.faults import FAULTS
@@ -109,6 +110,13 @@ class Player:
     def clear(self) -> Script:
         """Clear the namespace."""
         yield from self._operate("match", self.namespace.clearing())
+
+    def look(self) -> Script:
+        """Ask every server for its counters."""
+        operation = maintain.server_counters(
+            self.sim.contexts[self.client], self.sim.now + self.sim.config.match_timeout_s
+        )
+        yield from self._operate("match", operation)
 
     def _hesitant(self, operation: Operation[StoreResult], hesitate_s: float) -> Script:
         answer: Any = None
@@ -263,10 +271,12 @@ def _churn(player: Player) -> Script:
             yield from player.ask(prompt)
         elif what < 0.65:
             yield from player.load_held()
-        elif what < 0.93:
+        elif what < 0.9:
             yield from player.drop(prompt)
-        else:
+        elif what < 0.97:
             yield from player.clear()
+        else:
+            yield from player.look()
 
 
 def _rebirth(player: Player) -> Script:

@@ -82,7 +82,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a repeated reserve reserves again",
         "P2, CE 4",
         WritePath.reserve,
-        "known = self._find(request.client, request.op)",
+        "known = self.reservations.find(request.client, request.op)",
         "known = None",
     ),
     _one(
@@ -166,11 +166,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
             (
                 WritePath.abandon,
-                "if known is not None and known.status == _LIVE:\n        yield from",
+                "if known is not None and known.is_live:\n        yield from",
                 'if known is not None and known.status == "published":\n'
                 "        for segment in known.segments:\n"
                 "            self._cache.retire(segment, now)\n"
-                "    elif known is not None and known.status == _LIVE:\n        yield from",
+                "    elif known is not None and known.is_live:\n        yield from",
             ),
         ),
     ),

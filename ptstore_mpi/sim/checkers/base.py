@@ -1,0 +1,44 @@
+"""What every checker is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ptstore_mpi.cache.segment import Segment, SegmentState
+from ptstore_mpi.sim.observer import InvariantError, Observer
+from ptstore_mpi.sim.prompts import book_of
+from ptstore_mpi.sim.simulation import Simulation
+from ptstore_mpi.types import ServerIndex
+
+__all__ = ["EVERY", "Checker"]
+
+EVERY = 16
+"""The dearer checks look at every so many changes of a server."""
+
+
+class Checker(Observer):
+    """Watches one invariant of one simulation."""
+
+    number = 0
+    reads_bytes = False
+
+    def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
+        self.sim = sim
+        self.books = {book_of(salt).digest: book_of(salt) for salt in salts}
+
+    def require(self, holds: object, text: str) -> None:
+        """Raise unless something holds."""
+        if not holds:
+            raise InvariantError(f"{self.number}: {text}")
+
+    def expect(self, check: Callable[..., None], *arguments: Any) -> None:
+        """Run a check that raises AssertionError, under this checker's number."""
+        try:
+            check(*arguments)
+        except AssertionError as error:
+            raise InvariantError(f"{self.number}: {error}") from None
+
+    def segments(self, server: ServerIndex, state: SegmentState) -> list[Segment]:
+        """Return a server's segments in one state."""
+        return [s for s in self.sim.servers[server].cache.slots if s.state is state]

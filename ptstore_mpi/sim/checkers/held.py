@@ -1,0 +1,103 @@
+"""Promises: what is kept for readers and writers, and what is read too late (invariant 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ptstore_mpi.cache.segment import Segment
+from ptstore_mpi.protocol import effects
+from ptstore_mpi.protocol.messages import (
+    AcquireRequest,
+    Reply,
+    Request,
+)
+from ptstore_mpi.sim.checkers.base import Checker
+from ptstore_mpi.sim.promises import Promises
+from ptstore_mpi.sim.prompts import Prompt
+from ptstore_mpi.sim.simulation import Simulation
+from ptstore_mpi.sim.workloads import Player
+from ptstore_mpi.types import LoadResult, Match, ServerIndex
+
+__all__ = ["Held"]
+
+
+class Held(Checker):
+    """4: neither what is leased nor what a client may still be writing is ever reused.
+
+    And its other half (P12): what was read after its lease had ended is not trusted.
+    """
+
+    number = 4
+
+    def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
+        super().__init__(sim, salts)
+        self._promises = Promises(sim)
+        # By client and token: operation, server, offset.
+        self._gets: dict[tuple[int, int], tuple[int, ServerIndex, int]] = {}
+        self._late: dict[int, set[str]] = {}  # by client: "owned" and "remote" reads past a lease
+
+    def request(self, server: ServerIndex, message: Request) -> None:
+        """Forget what a client lets go."""
+        self._promises.request(server, message)
+
+    def replied(self, client: int, reply: Reply) -> None:
+        """Remember what a client was promised."""
+        self.expect(self._promises.reply, client, reply)
+
+    def freed(self, server: ServerIndex, segment: Segment) -> None:
+        """Check that nobody was promised these bytes."""
+        self.expect(self._promises.check, server)
+
+    # -- reads and writes that come late -------------------------------------------------------
+
+    def effect(self, client: int, effect: effects.Effect) -> None:
+        """Note reads and writes that come too late."""
+        match effect:
+            case effects.Send(_, AcquireRequest(attempt=0)):
+                self._late.pop(client, None)  # of Gets that an earlier load left behind
+            case effects.Unpack(_, _, image) if image.server is not None:
+                self._note_read(image.server, client, image.offset, source="owned")
+            case effects.StartGet(server, offset, _, _):
+                token = self.sim.transports[client].started_count + 1
+                op = self.sim.contexts[client].ledger.newest_op
+                self._gets[client, token] = (op, server, offset)
+            case effects.Pack(_, _, image) if image.server is not None:
+                self._note_write(image.server, client, image.offset)
+            case effects.StartWrite(server, op, _, _):
+                for segment in self._promises.regions[server].get((client, op), ()):
+                    self._note_write(server, client, segment.offset)
+
+    def transferred(self, client: int, token: int) -> None:
+        """Note a Get that ended too late, unless it is left over from an earlier load."""
+        op, server, offset = self._gets.pop((client, token), (0, ServerIndex(0), 0))
+        context = self.sim.contexts[client]
+        if op == context.ledger.newest_op:
+            source = "owned" if server in context.near else "remote"
+            self._note_read(server, client, offset, source=source)
+
+    def loaded(self, player: Player, prompt: Prompt, match: Match, **how: Any) -> None:
+        """Check that nothing of a whole load was read late."""
+        late = self._late.get(player.client, set())
+        result: LoadResult | None = how["result"]
+        if result is not None and result.reason == "loaded":
+            trusted = {source for source, tokens in result.by_source.items() if tokens}
+            self.require(
+                not trusted & late,
+                f"client {player.client} trusts bytes that it read after their lease",
+            )
+
+    def _note_read(self, server: ServerIndex, client: int, offset: int, *, source: str) -> None:
+        op = self.sim.contexts[client].ledger.newest_op
+        granted_s = [
+            lease.expiry_s
+            for lease in self._promises.leases[server]
+            if (lease.client, lease.op) == (client, op)
+            and 0 <= offset - lease.segment.offset < lease.segment.nbytes
+        ]
+        if granted_s and max(granted_s) < self.sim.now:
+            self._late.setdefault(client, set()).add(source)
+            self.sim.dice.fired["read_past_lease"] += 1
+
+    def _note_write(self, server: ServerIndex, client: int, offset: int) -> None:
+        write = self.sim.servers[server].writes.reservations.at(client, offset)
+        self.sim.dice.fired["write_past_reservation"] += write is not None and not write.is_live
