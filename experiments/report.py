@@ -1,4 +1,4 @@
-"""Read a result file and say what it shows: a table, or one JSON object per system and line.
+"""Read a result file and say what it shows: a table, or JSON, one object per line.
 
     python -m experiments.report FILE_OR_FOLDER [--json]
 
@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from experiments import record
+from experiments import record, report_microbench
 from ptstore_mpi import SOURCES
 
 TOKENS = ("asked", *SOURCES, "recomputed")
@@ -61,7 +61,7 @@ def open_results(path: Path) -> h5py.File:
     except OSError as error:
         raise ReportError(f"{path}: not a readable HDF5 file (truncated?): {error}") from error
     version = file.attrs.get("schema_version")
-    if version is None or "samples" not in file:
+    if version is None or not {"samples", "measurements"} & set(file):
         file.close()
         raise ReportError(
             f"{path}: expected a result file with schema_version and samples; this is some other "
@@ -286,7 +286,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         path = find_file(options.path)
-        if options.json:
+        with open_results(path) as file:
+            experiment = file.attrs.get("experiment")
+        if experiment == report_microbench.EXPERIMENT:
+            parts = report_microbench.files_of_run(path)
+            if options.json:
+                for row in report_microbench.summarise(parts):
+                    print(json.dumps(row))
+            else:
+                report_microbench.print_report(parts)
+        elif options.json:
             with open_results(path) as file:
                 for row in summarise(file):
                     print(json.dumps(row))

@@ -138,6 +138,19 @@ class Store:
         counters = self._transport.perform(maintain.server_counters(self._context, until))
         return [counters[server] for server in sorted(counters)]
 
+    def ping(self, *, request_bytes: int = 0, reply_bytes: int = 0) -> float | None:
+        """Return how long it takes until every server has answered a message of this size, s.
+
+        None where one did not within ``match_timeout_s``. Collective: no.
+        """
+        self._check_open()
+        started = self._transport.now()
+        until = started + self.config.match_timeout_s
+        payload = bytes(request_bytes)
+        operation = maintain.ping(self._context, payload, reply_bytes=reply_bytes, until=until)
+        answered = self._transport.perform(operation)
+        return self._transport.now() - started if answered else None
+
     def close(self) -> None:
         """Leave the servers; using the store afterwards is an error. `run` calls this."""
         if self._closed:

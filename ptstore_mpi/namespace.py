@@ -82,7 +82,7 @@ class Namespace:
         started = yield Now()
         ids = as_token_ids(tokens)
         usable = (len(ids) - 1) // self.layout.block_tokens
-        hashes = self._hash(ids[: usable * self.layout.block_tokens])
+        hashes = self._hash_ids(ids[: usable * self.layout.block_tokens])
         until = started + self._config.match_timeout_s
         found = yield from match_broadcast(self._context, hashes, until)
         if not usable:
@@ -198,7 +198,7 @@ class Namespace:
         self._check_open()
         started = yield Now()
         ids = as_token_ids(tokens)
-        hashes = self._hash(ids)
+        hashes = self._hash_ids(ids)
         verified = len(hashes)
         if verified_tokens is not None:
             loaded = _whole_blocks(verified_tokens, self.layout, name="verified_tokens")
@@ -267,7 +267,11 @@ class Namespace:
                 f"got one of {match.namespace.hex() or 'no namespace'}"
             )
 
-    def _hash(self, ids: npt.NDArray[np.uint32]) -> BlockHashes:
+    def block_hashes(self, tokens: Tokens) -> BlockHashes:
+        """Return the chained hashes of the whole blocks of a prompt: uint8, shape (blocks, 16)."""
+        return self._hash_ids(as_token_ids(tokens))
+
+    def _hash_ids(self, ids: npt.NDArray[np.uint32]) -> BlockHashes:
         return _native.hash_blocks(
             ids,
             block_tokens=self.layout.block_tokens,

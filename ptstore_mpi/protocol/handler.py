@@ -28,6 +28,8 @@ from ptstore_mpi.protocol.messages import (
     MatchReply,
     MatchRequest,
     PeerFrame,
+    PingReply,
+    PingRequest,
     PublishRequest,
     ReleaseRequest,
     Request,
@@ -40,6 +42,8 @@ from ptstore_mpi.protocol.writes import Verify, WritePath
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex
 
 __all__ = ["ServerHandler"]
+
+_LONGEST_PING_BYTES = 1 << 24
 
 
 class ServerHandler:
@@ -193,6 +197,11 @@ class ServerHandler:
             case StatsRequest():
                 reply = StatsReply(self.cache.server, request.op, request.attempt, self.counters())
                 yield Answer(client, reply)
+            case PingRequest(reply_bytes=nbytes):
+                payload = bytes(min(max(nbytes, 0), _LONGEST_PING_BYTES))
+                yield Answer(
+                    client, PingReply(self.cache.server, request.op, request.attempt, payload)
+                )
 
     def _raise_low(self, client: int, low: float, now: float) -> Iterator[Action | ToPeer]:
         before = self._low.get(client, 0)

@@ -1,4 +1,4 @@
-"""Operations on the servers themselves: clear a namespace, drop a leaf, read counters, leave."""
+"""Operations on the servers themselves: clear, drop a leaf, read counters, ping, leave."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ptstore_mpi.protocol.messages import (
     ClearRequest,
     CountReply,
     DropRequest,
+    PingRequest,
     StatsReply,
     StatsRequest,
 )
 from ptstore_mpi.types import SegmentRef, ServerIndex, segment_owner
 
-__all__ = ["abandon_unsettled", "bye", "clear", "drain", "drop", "server_counters"]
+__all__ = ["abandon_unsettled", "bye", "clear", "drain", "drop", "ping", "server_counters"]
 
 
 def clear(context: ClientContext, namespace: bytes, until: float) -> Operation[int | None]:
@@ -66,6 +67,22 @@ def server_counters(
         for server, answer in called.items()
         if isinstance(answer.reply, StatsReply)
     }
+
+
+def ping(
+    context: ClientContext, payload: bytes, *, reply_bytes: int, until: float
+) -> Operation[bool]:
+    """Ask every server for ``reply_bytes`` bytes; return whether all have answered."""
+    op = context.ledger.open()
+    try:
+        requests = {
+            server: PingRequest(*context.ledger.key(op, server), payload, reply_bytes)
+            for server in context.servers
+        }
+        called = yield from call(context, requests, until)
+    finally:
+        context.ledger.close(op)
+    return len(called) == context.server_count
 
 
 def abandon_unsettled(context: ClientContext) -> Operation[None]:

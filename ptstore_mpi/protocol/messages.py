@@ -37,6 +37,8 @@ __all__ = [
     "MatchRequest",
     "PeerFrame",
     "PeerMessage",
+    "PingReply",
+    "PingRequest",
     "Prune",
     "PublishRequest",
     "ReleaseRequest",
@@ -154,6 +156,13 @@ class StatsRequest(_Keyed, frozen=True):
     """Ask for the counters of this server."""
 
 
+class PingRequest(_Keyed, frozen=True):
+    """Ask for ``reply_bytes`` bytes: what a message of this size costs, and nothing else."""
+
+    payload: bytes
+    reply_bytes: int
+
+
 class ByeRequest(_Keyed, frozen=True):
     """The client leaves: its ``low`` is infinite from now on (P3). Never answered."""
 
@@ -169,6 +178,7 @@ Request = (
     | LostRequest
     | DropRequest
     | StatsRequest
+    | PingRequest
     | ByeRequest
 )
 
@@ -231,7 +241,13 @@ class StatsReply(_Answer, frozen=True):
     counters: dict[str, int]
 
 
-Reply = MatchReply | AcquireReply | ReserveReply | WriteReply | CountReply | StatsReply
+class PingReply(_Answer, frozen=True):
+    """As many bytes as were asked for."""
+
+    payload: bytes
+
+
+Reply = MatchReply | AcquireReply | ReserveReply | WriteReply | CountReply | StatsReply | PingReply
 
 
 class _Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -293,6 +309,7 @@ REPLY_TO: dict[type, type] = {
     ClearRequest: CountReply,
     DropRequest: CountReply,
     StatsRequest: StatsReply,
+    PingRequest: PingReply,
 }
 """What answers what: requests of one operation share its number."""
 

@@ -1,0 +1,125 @@
+"""Draw a run of `exp_microbench`: ratio of ours to its reference against size.
+
+    python plots/plot_microbench.py FILE_OR_FOLDER [-o FIGURE.png]
+
+Reads HDF5 only; a folder means its newest run. Every mark is a median, the bar behind it the
+quartiles over repeats; 1 is as good as the reference, more is better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from matplotlib import pyplot as plt
+
+if __package__:
+    from plots import style
+else:  # started by its path: its own folder is on the search path
+    import style
+
+EXPERIMENT = "exp_microbench"
+RATES = ("bytes/s", "tokens/s")
+MARKERS = "osD^vPX*"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#000000")
+
+
+class PlotError(ValueError):
+    """The file cannot be drawn; says why."""
+
+
+def read(path: Path) -> dict[str, dict[int, list[float]]]:
+    """Return the ratios of a run by name and size in bytes, one per repeat.
+
+    Raises
+    ------
+    PlotError
+        Nothing of this experiment is there.
+    """
+    files = sorted(path.rglob("*.h5")) if path.is_dir() else [path]
+    parts: list[tuple[str, Path]] = []
+    for each in files:
+        try:
+            with h5py.File(each, "r") as file:
+                if file.attrs.get("experiment") == EXPERIMENT:
+                    parts.append((str(file.attrs["run"]), each))
+        except OSError as error:
+            raise PlotError(f"{each}: not a readable HDF5 file: {error}") from error
+    if not parts:
+        raise PlotError(f"{path}: expected results of {EXPERIMENT}, found none")
+    run = max(parts)[0]
+    series: dict[str, dict[int, list[float]]] = {}
+    for found, each in parts:
+        if found == run:
+            _read_part(each, series)
+    return series
+
+
+def _read_part(path: Path, series: dict[str, dict[int, list[float]]]) -> None:
+    with h5py.File(path, "r") as file:
+        group = file["measurements"]
+        wire = str(file.attrs.get("wire", ""))
+        names, parameters = group["name"].asstr()[:], group["parameter"].asstr()[:]
+        units = group["unit"].asstr()[:]
+        numbers = [group[name][:] for name in ("value", "ours", "reference")]
+    for name, parameter, unit, value, ours, reference in zip(
+        names, parameters, units, *numbers, strict=True
+    ):
+        if parameter == "size_bytes" and value:
+            ratio = ours / reference if unit in RATES else reference / ours
+            label = f"{name} ({wire})" if wire else name
+            series.setdefault(label, {}).setdefault(int(value), []).append(float(ratio))
+
+
+def draw(series: dict[str, dict[int, list[float]]], output: Path) -> None:
+    """Write the figure to `output`; the ending decides the format."""
+    style.apply()
+    figure, axes = plt.subplots(figsize=style.FIGURE_INCHES, layout="constrained")
+    axes.axhline(1.0, color="#444444", linewidth=0.8, linestyle="--")
+    for place, (name, sizes) in enumerate(sorted(series.items())):
+        x = np.array(sorted(sizes)) / (1 << 20)
+        low, middle, high = np.transpose(
+            [np.percentile(sizes[size], (25, 50, 75)) for size in sorted(sizes)]
+        )
+        colour = COLOURS[place % len(COLOURS)]
+        axes.vlines(x, low, high, color=colour, linewidth=3, alpha=0.3)
+        axes.plot(
+            x, middle, marker=MARKERS[place % len(MARKERS)], color=colour, label=name,
+            linewidth=1.2, markersize=5,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="both")
+    axes.set_xlabel("size (MiB)")
+    axes.set_ylabel("ours / reference")
+    axes.set_title("1 is as good as the reference; bars: quartiles over repeats")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.savefig(output)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw one run; 1 if it cannot be drawn."""
+    parser = argparse.ArgumentParser(prog="plot_microbench.py", description=__doc__)
+    parser.add_argument("path", type=Path, help="a result of exp_microbench, or a folder of them")
+    parser.add_argument("-o", "--output", type=Path, help="default: microbench.png beside it")
+    options = parser.parse_args(argv)
+    try:
+        series: dict[str, Any] = read(options.path)
+    except PlotError as error:
+        print(error, file=sys.stderr)
+        return 1
+    folder = options.path if options.path.is_dir() else options.path.parent
+    output = options.output or folder / "microbench.png"
+    draw(series, output)
+    print(f"figure: {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
