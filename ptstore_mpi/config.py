@@ -21,7 +21,11 @@ from ptstore_mpi.types import PAGE_BYTES
 __all__ = ["Config", "parse_bytes"]
 
 _OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
-_ZERO_MEANS = {"copy_threads": "automatic", "virtual_node_count": "real nodes"}
+_ZERO_MEANS = {
+    "copy_threads": "automatic",
+    "stall_timeout_s": "never",
+    "virtual_node_count": "real nodes",
+}
 _UNITS = {
     "": 1,
     "KIB": 1 << 10,
@@ -98,6 +102,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Longest lease an owner grants.
     close_timeout_s
         Longest time for the collective open and for the close; past it the job aborts.
+    stall_timeout_s
+        A rank that has been busy in the store for so long without getting on writes the Python
+        stacks of all ranks into ``ptstore-stall-*.txt`` and ends the job; 0: never.
+    stall_dir
+        Folder of that file.
     staging_bytes
         Store-owned memory of a client where remote segments land; at least two full segments
         are kept whatever this says.
@@ -132,6 +141,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_s: float = 5.0
     lease_cap_s: float = 60.0
     close_timeout_s: float = 60.0
+    stall_timeout_s: float = 300.0
+    stall_dir: str = "."
     staging_bytes: int = 64 << 20
     get_bytes: int = 16 << 20
     gets_in_flight_count: int = 64

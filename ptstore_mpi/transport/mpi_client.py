@@ -8,6 +8,7 @@ own node would wait for the server to enter MPI.
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 import msgspec
 from mpi4py import MPI
@@ -16,13 +17,17 @@ from ptstore_mpi.arena import Memory
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import TransportError
 from ptstore_mpi.idle import Idle
+from ptstore_mpi.protocol.effects import Operation
 from ptstore_mpi.protocol.messages import Reply, Request, decode_reply, encode
 from ptstore_mpi.transport.base import ClientTransport
 from ptstore_mpi.transport.fetch import Fetcher
 from ptstore_mpi.transport.mpi_channel import Channel
+from ptstore_mpi.transport.stall import StallWatch
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["MpiClientTransport"]
+
+T = TypeVar("T")
 
 # Over TCP the bytes of a Get move only while *both* ends turn in MPI: napping between its
 # fragments halves the rate. A transfer that has been silent for this long is not moving anyway.
@@ -46,6 +51,8 @@ class MpiClientTransport(ClientTransport):
         Settings of the job.
     copy_threads
         Threads of a copy.
+    stall
+        Told that operations get on.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class MpiClientTransport(ClientTransport):
         server_ranks: tuple[int, ...],
         config: Config,
         copy_threads: int,
+        stall: StallWatch,
     ) -> None:
         super().__init__(arenas, staging_bytes=config.staging_bytes, copy_threads=copy_threads)
         self.name = fetcher.name
@@ -71,6 +79,12 @@ class MpiClientTransport(ClientTransport):
         self._transfer_idle = Idle(config, spin_s=_TRANSFER_SPIN_S)
         self._in_flight: dict[int, tuple[MPI.Request, Memory]] = {}
         self._next_token = 0
+        self._stall = stall
+
+    def perform(self, operation: Operation[T]) -> T:
+        """Run an operation to its end and return its result."""
+        with self._stall.busy("an operation of the store"):
+            return super().perform(operation)
 
     def now(self) -> float:
         """Return monotonic time, s."""
@@ -84,6 +98,7 @@ class MpiClientTransport(ClientTransport):
         """Return the next reply of any server, or None once ``until`` has passed."""
         self._idle.reset()
         while True:
+            self._stall.beat()
             arrived = self._channel.poll()
             if arrived is not None:
                 reply = self._decoded(arrived[1])
@@ -125,6 +140,7 @@ class MpiClientTransport(ClientTransport):
         """Return transfers that have completed: at least one, or () once ``until`` has passed."""
         self._transfer_idle.reset()
         while True:
+            self._stall.beat()
             done = tuple(token for token, (request, _) in self._in_flight.items() if request.Test())
             if done:
                 for token in done:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -33,6 +35,7 @@ from ptstore_mpi.transport.mpi_client import MpiClientTransport
 from ptstore_mpi.transport.mpi_server import MpiServer
 from ptstore_mpi.transport.probe import choose_transport
 from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
+from ptstore_mpi.transport.stall import StallWatch
 from ptstore_mpi.transport.watchdog import abort_after
 from ptstore_mpi.types import ServerIndex
 
@@ -75,6 +78,7 @@ class MpiJob:
         self._idle.until(comm.Ibarrier().Test)  # the ranks may start seconds apart
         with abort_after(config.close_timeout_s, "open"):
             self.comm = _duplicate(comm, "ptstore")
+            self._stall = self._watch_for_stalls()
             self.topology, hosts = self._meet()
             rank = self.comm.Get_rank()
             self._node_comm = self.comm.Split(self.topology.nodes[rank], rank)
@@ -94,6 +98,12 @@ class MpiJob:
             self.transport = None if self.is_server else self._make_transport(hosts)
 
     # -- open ------------------------------------------------------------------------------
+
+    def _watch_for_stalls(self) -> StallWatch:
+        moment = time.strftime("%Y%m%dT%H%M%S")
+        name = self.comm.bcast(f"ptstore-stall-{moment}-{os.getpid()}.txt", root=0)
+        path = Path(self.config.stall_dir) / name
+        return StallWatch(self.comm.Get_rank(), path, self.config.stall_timeout_s)
 
     def _meet(self) -> tuple[Topology, list[_Host]]:
         host_comm = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.comm.Get_rank())
@@ -167,6 +177,7 @@ class MpiJob:
             client_ranks=self.topology.client_ranks,
             near_ranks=self.topology.ranks_of(self.topology.nodes[self.comm.Get_rank()]),
             config=self.config,
+            stall=self._stall,
             fetches=FetchServer(self._fetches, arena.memory) if self._fetches else None,
         )
 
@@ -187,6 +198,7 @@ class MpiJob:
             server_ranks=self.topology.server_ranks,
             config=self.config,
             copy_threads=self.config.copy_threads or automatic_copy_threads(neighbours),
+            stall=self._stall,
         )
 
     # -- close -----------------------------------------------------------------------------
@@ -194,7 +206,7 @@ class MpiJob:
     def close(self) -> None:
         """Release everything. Servers have served until every client left; clients have left."""
         self._wait(self.comm.Ibarrier())
-        with abort_after(self.config.close_timeout_s, "close"):
+        with abort_after(self.config.close_timeout_s, "close", evidence=self._stall.report):
             if self.server is not None:
                 self._drain_peers(self.server)
             self._wait(self.comm.Ibarrier())
@@ -212,6 +224,7 @@ class MpiJob:
                 self.comm,
             ):
                 comm.Free()
+        self._stall.close()
         self._launcher.close()
 
     def _wait(self, request: MPI.Request) -> None:

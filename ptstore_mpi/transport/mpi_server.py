@@ -21,6 +21,7 @@ from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.messages import decode_frame, decode_request, encode
 from ptstore_mpi.transport.fetch import FetchServer
 from ptstore_mpi.transport.mpi_channel import Channel
+from ptstore_mpi.transport.stall import StallWatch
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["MpiServer"]
@@ -71,6 +72,8 @@ class MpiServer:
         Ranks of this node: they map the arena and do not need the server to read it.
     config
         Settings of the job.
+    stall
+        Told that the server gets on.
     fetches
         Who answers asks for bytes; None where clients read the window.
     """
@@ -87,9 +90,11 @@ class MpiServer:
         client_ranks: tuple[int, ...],
         near_ranks: tuple[int, ...],
         config: Config,
+        stall: StallWatch,
         fetches: FetchServer | None = None,
     ) -> None:
         self._fetches = fetches
+        self._stall = stall
         self._handler = handler
         self._arena = arena
         self._channel = Channel(control)
@@ -106,7 +111,8 @@ class MpiServer:
 
     def serve(self) -> None:
         """Serve until every client has said goodbye. Collective over the servers and clients."""
-        self.serve_until(lambda: self._handler.gone_clients >= self._clients)
+        with self._stall.busy("serving"):
+            self.serve_until(lambda: self._handler.gone_clients >= self._clients)
 
     def serve_until(self, done: Callable[[], bool]) -> None:
         """Serve until ``done()``."""
@@ -119,6 +125,7 @@ class MpiServer:
 
     def step(self) -> bool:
         """Do what there is to do now; return whether there was anything."""
+        self._stall.beat()
         active = self._take_requests()
         active |= self._take_peer_messages()
         active |= self._take_data()

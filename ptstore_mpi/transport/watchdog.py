@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -35,14 +35,27 @@ def abort(message: str) -> NoReturn:
 
 @contextmanager
 def abort_after(
-    seconds: float, phase: str, advice: str = "close_timeout_s sets this limit"
+    seconds: float,
+    phase: str,
+    advice: str = "close_timeout_s sets this limit",
+    *,
+    evidence: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """Abort the job, with a message that names ``phase``, if the block takes too long."""
+    """Abort the job, with a message that names ``phase``, if the block takes too long.
+
+    ``evidence`` is called before, with the message.
+    """
     message = (
         f"phase {phase!r} did not end within {seconds:g} s: a rank is missing, stopped or hangs "
         f"inside MPI; the job is aborted ({advice})"
     )
-    timer = threading.Timer(seconds, abort, (message,))
+
+    def give_up() -> None:
+        if evidence is not None:
+            evidence(message)
+        abort(message)
+
+    timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
     try:

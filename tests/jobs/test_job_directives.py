@@ -79,6 +79,8 @@ def test_directives_that_pbs_would_misread_are_found(text):
 
 @pytest.mark.parametrize("path", sorted((JOBS / "slurm").glob("*.sbatch")), ids=lambda p: p.name)
 def test_slurm_directives_are_one_block_and_name_no_site(path):
-    given = dict(words[0].split("=") for words in directives(path.read_text(), "#SBATCH") if "=" in words[0])
+    given = dict(
+        words[0].split("=") for words in directives(path.read_text(), "#SBATCH") if "=" in words[0]
+    )
     assert given.keys() == {"--job-name", "--nodes", "--time"}
     assert int(given["--nodes"]) == (2 if path.stem == "first_job" else 8)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ptstore_mpi.testing.launching import find_mpiexec, is_openmpi, job_environment
+from ptstore_mpi.testing.launching import find_mpiexec, is_openmpi, job_environment, run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "ends.py"
 MARK = "JOB_OF_TEST_MPI_ENDS"
@@ -145,7 +145,10 @@ def test_ranks_leave_when_nobody_is_left_who_started_them(start):
     for pid in set(job.processes()) - ranks:
         os.kill(pid, signal.SIGKILL)
     job.launcher.wait()
-    assert set(job.processes()) <= ranks
+    until = time.monotonic() + 10  # who was killed takes a moment to be gone
+    while not set(job.processes()) <= ranks:
+        assert time.monotonic() < until, set(job.processes()) - ranks
+        time.sleep(0.02)
     job.await_end()
 
 
@@ -154,3 +157,16 @@ def test_a_single_process_leaves_nothing_either(start):
     job.notes("ready", 1)
     job.launcher.kill()
     job.await_end()
+
+
+@pytest.mark.parametrize("who", ["server", "client"])
+def test_a_rank_that_does_not_get_on_leaves_evidence(who, tmp_path):
+    done = run_ranks([PROGRAM.with_name("stall.py"), who, tmp_path], ranks=4, nodes=2)
+    assert done.returncode != 0
+    assert "stall_timeout_s = 2" in done.stderr, done.stderr
+    (evidence,) = tmp_path.iterdir()
+    text = evidence.read_text()
+    assert text.count("== rank ") == 4, text
+    assert "has not got on with" in text, text
+    assert "in stand_still" in text
+    assert str(evidence) in done.stderr
