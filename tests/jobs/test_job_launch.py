@@ -61,6 +61,7 @@ def test_the_main_job_on_polaris_as_it_is_submitted(machine, model_folder):
     environment = replay["environment"]
     told = {
         "HF_HUB_OFFLINE": "1",
+        "PTSTORE_STALL_DIR": machine.environment["JOB_RESULTS"],
         "TMPDIR": "/tmp",
         "PTSTORE_SERVERS_PER_NODE": "2",
         "PTSTORE_MEMORY_BYTES": "2GiB",
@@ -100,6 +101,41 @@ def test_settings_from_a_file_and_equal_shares_of_the_cores(machine, model_folde
     assert (replay["options"]["--depth"], replay["options"]["--cpu-bind"]) == ("5", "verbose,depth")
     given = options_of(replay["program"])
     assert (given["--systems"], given["--seed"]) == ("vanilla,ptstore", "5")
+
+
+def test_data_goes_to_the_nodes_as_the_model_does(machine, model_folder, tmp_path):
+    machine.pbs(*HOSTS[:2])
+    (tmp_path / "data" / "squad").mkdir(parents=True)
+    data = {"JOB_DATASET": "squad", "PTSTORE_DATA": str(tmp_path / "data")}
+    done = machine.run("jobs/polaris/first_job.pbs", JOB_MODEL=str(model_folder), **data)
+    assert done.returncode == 0, done.stderr
+    model, staged, _doctor, replay, clean = machine.launches()
+    node_folder = clean["program"][-1]
+    assert model["program"][1:] == [str(model_folder), f"{node_folder}/model"]
+    assert staged["program"][1:] == [f"{tmp_path}/data/squad", f"{node_folder}/data/squad"]
+    assert replay["environment"]["PTSTORE_DATA"] == f"{node_folder}/data"
+
+
+def test_staging_follows_links_and_leaves_a_whole_folder_or_none(machine, tmp_path):
+    blob = tmp_path / "blob"
+    blob.write_text("weights")
+    source, target = tmp_path / "snapshot", tmp_path / "node" / "model"
+    source.mkdir()
+    (source / "model.safetensors").symlink_to(blob)
+    for _ in range(2):  # the second finds it there
+        done = machine.run("jobs/common/stage_in.sh", str(source), str(target))
+        assert done.returncode == 0, done.stderr
+        blob.unlink(missing_ok=True)
+        (source / "model.safetensors").unlink(missing_ok=True)
+    assert (target / "model.safetensors").read_text() == "weights"
+    assert not (target / "model.safetensors").is_symlink()
+    (source / "lost").symlink_to(blob)
+    done = machine.run("jobs/common/stage_in.sh", str(source), str(tmp_path / "node" / "other"))
+    assert done.returncode != 0
+    assert [path.name for path in (tmp_path / "node").iterdir()] == ["model"]
+    machine.log.touch()  # a file where a folder should be
+    done = machine.run("jobs/common/stage_in.sh", str(source), f"{machine.log}/x/model")
+    assert (done.returncode, "set JOB_SCRATCH, or JOB_STAGE=0" in done.stderr) == (2, True)
 
 
 def test_another_module_takes_the_place_of_the_experiment(machine, model_folder):
@@ -226,13 +262,15 @@ def test_an_environment_over_another_mpi_or_an_old_python_is_refused(machine, bu
     assert "make" not in machine.log.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec beside this Python or on the PATH")
 def test_the_first_job_for_real_on_two_virtual_nodes(machine, model_folder):
     machine.pbs(*HOSTS[:2])
     done = machine.run(
         "jobs/polaris/first_job.pbs",
         JOB_MODEL=str(model_folder), JOB_CLIENTS="1", JOB_SERVERS="1", JOB_THREADS="1",
-        STAND_IN_RANKS="mpi", STAND_IN_MPIEXEC=str(find_mpiexec()), timeout_s=110, **TOY,
+        STAND_IN_RANKS="mpi", STAND_IN_MPIEXEC=str(find_mpiexec()), timeout_s=280, **TOY,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ranks          4 on 2 node(s): 2 server(s), 2 client(s)" in done.stdout

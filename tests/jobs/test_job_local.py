@@ -65,6 +65,8 @@ def check_results(folder, *, nodes, clients):
 
 
 @needs_mpiexec
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_job_runs_with_every_socket_to_elsewhere_refused(isolated, model_folder, tmp_path):
     results = tmp_path / "results"
     done = run(
@@ -73,6 +75,7 @@ def test_a_job_runs_with_every_socket_to_elsewhere_refused(isolated, model_folde
             *("--memory-bytes-per-node", "16MiB", "--model", model_folder, "--output", results),
         ],
         isolated,
+        timeout_s=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = [path.name for path in Path(isolated["NO_NETWORK_FOLDER"]).iterdir()]
@@ -109,6 +112,7 @@ for attempt in (
 
 
 @needs_mpiexec
+@pytest.mark.slow
 @pytest.mark.hosts
 @pytest.mark.timeout(300)
 def test_the_demo_runs_where_there_is_only_loopback(environment, tmp_path):
