@@ -26,11 +26,20 @@ from ptstore_mpi.types import (
     whole_pages,
 )
 
-__all__ = ["OwnedCache"]
+__all__ = ["OwnedCache", "metadata_bytes_of"]
 
 _SEGMENT_METADATA_BYTES = 1024  # Segment, its ref, dictionaries, slot
 _BLOCK_METADATA_BYTES = 80  # index entry at its load factor, hash, checksum
 _INHERITED_METADATA_BYTES = 16  # one entry of a flat record
+
+
+def metadata_bytes_of(block_count: int, inherited_count: int = 0) -> int:
+    """Return what describing a segment costs; the first of an increment bears what it inherits."""
+    return (
+        _SEGMENT_METADATA_BYTES
+        + _BLOCK_METADATA_BYTES * block_count
+        + _INHERITED_METADATA_BYTES * inherited_count
+    )
 
 
 class OwnedCache:
@@ -164,10 +173,8 @@ class OwnedCache:
         """
         block_bytes = sum(record.tensor_bytes)
         sizes = [whole_pages(count * block_bytes) for count in block_counts]
-        metadata = [
-            _SEGMENT_METADATA_BYTES + _BLOCK_METADATA_BYTES * count for count in block_counts
-        ]
-        metadata[0] += _INHERITED_METADATA_BYTES * len(record.refs)
+        metadata = [metadata_bytes_of(count) for count in block_counts]
+        metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))
         if sum(sizes) + sum(metadata) > self.free_bytes:
             return None
         offset = self._allocator.allocate(sum(sizes))

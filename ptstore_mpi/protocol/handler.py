@@ -60,6 +60,8 @@ class ServerHandler:
     is_intact
         Tells whether the bytes of a segment have these checksums: the handler itself never sees
         a byte.
+    server_count
+        Servers of the job; None: any, as far as this one knows.
     verify
         Increments that are verified before they become visible; see `WritePath`.
     peer_resend_s
@@ -71,6 +73,7 @@ class ServerHandler:
         cache: OwnedCache,
         *,
         is_intact: Callable[[Segment, bytes], bool],
+        server_count: int | None = None,
         lease_cap_s: float = 60.0,
         unconfirmed_count: int = 8,
         verify: Verify = "remote",
@@ -81,6 +84,7 @@ class ServerHandler:
         self.writes = WritePath(
             cache,
             unconfirmed_count=unconfirmed_count,
+            server_count=server_count,
             is_intact=is_intact,
             verify=verify,
         )
@@ -154,6 +158,11 @@ class ServerHandler:
     def unconfirmed_count(self) -> int:
         """Messages to other servers that are not known to have arrived."""
         return sum(link.unconfirmed_count for link in self._links.values())
+
+    @property
+    def remembered_count(self) -> int:
+        """What is kept for clients besides leases: 0 once all have left."""
+        return len(self._removed_counts) + self.writes.remembered_count
 
     def _link(self, peer: ServerIndex) -> PeerLink:
         return self._links.setdefault(peer, PeerLink(self._peer_resend_s))

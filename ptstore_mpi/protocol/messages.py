@@ -7,18 +7,19 @@ and from when its lease counts (P12). Peer messages travel in numbered frames, s
 channel is FIFO and exactly once over whatever carries it (P7).
 
 The wire form is a CRC-32C (4 bytes, little-endian) and a MessagePack array. A bit that was bent
-on the way makes a message that is refused, and so lost: the sender asks again.
+on the way makes a message that is refused, and so lost: the sender asks again. So is a request
+that contradicts itself: a server never sees one.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from ptstore_mpi import _native
-from ptstore_mpi.types import SegmentRef
+from ptstore_mpi.types import HASH_BYTES, SegmentRef
 
 __all__ = [
     "REPLY_TO",
@@ -71,6 +72,13 @@ WriteStatus = Literal[
 """State of a write at its owner, as answered to its writer."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Seconds = Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)]  # finite: a lease must end
+
+_CHECKSUM_BYTES = 4
+
+
 class _Keyed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Key of a client's request (P1).
 
@@ -78,10 +86,10 @@ class _Keyed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     smallest op of that client still live at the server it is sent to (P3).
     """
 
-    client: int
-    op: int
-    attempt: int
-    low: int
+    client: _Count
+    op: _Count
+    attempt: _Count
+    low: _Count
 
 
 class MatchRequest(_Keyed, frozen=True):
@@ -89,12 +97,15 @@ class MatchRequest(_Keyed, frozen=True):
 
     hashes: bytes
 
+    def __post_init__(self) -> None:
+        _check_length("hashes", self.hashes, HASH_BYTES)
+
 
 class AcquireRequest(_Keyed, frozen=True):
     """Lease these segments for ``remaining_s`` seconds from the moment they are granted (P11)."""
 
     refs: tuple[SegmentRef, ...]
-    remaining_s: float
+    remaining_s: _Seconds
     checksums: bool
 
 
@@ -115,16 +126,28 @@ class ReserveRequest(_Keyed, frozen=True):
     namespace: bytes
     ancestors: tuple[SegmentRef, ...]
     hashes: bytes
-    segment_block_counts: tuple[int, ...]
-    tensor_bytes: tuple[int, ...]
-    remaining_s: float
+    segment_block_counts: tuple[_Positive, ...]
+    tensor_bytes: tuple[_Positive, ...]
+    remaining_s: _Seconds
     mapped: bool
+
+    def __post_init__(self) -> None:
+        _check_length("hashes", self.hashes, HASH_BYTES)
+        blocks = sum(self.segment_block_counts)
+        if not blocks or blocks * HASH_BYTES != len(self.hashes) or not self.tensor_bytes:
+            raise ValueError(
+                f"{blocks} blocks of {len(self.tensor_bytes)} tensors in segments, "
+                f"{len(self.hashes) // HASH_BYTES} hashes"
+            )
 
 
 class PublishRequest(_Keyed, frozen=True):
     """Make the reserved region visible. ``checksums``: uint32 per block, or empty (P5)."""
 
     checksums: bytes
+
+    def __post_init__(self) -> None:
+        _check_length("checksums", self.checksums, _CHECKSUM_BYTES)
 
 
 class AbandonRequest(_Keyed, frozen=True):
@@ -341,6 +364,11 @@ def decode_reply(data: bytes | bytearray) -> Reply:
 def decode_frame(data: bytes | bytearray) -> PeerFrame:
     """Return the frame in ``data``; raises ``msgspec.DecodeError`` on anything else."""
     return _frame_decoder.decode(_body(data))
+
+
+def _check_length(name: str, data: bytes, unit_bytes: int) -> None:
+    if len(data) % unit_bytes:
+        raise ValueError(f"{name}: expected a multiple of {unit_bytes} bytes, got {len(data)}")
 
 
 def _crc(body: bytes | memoryview) -> bytes:

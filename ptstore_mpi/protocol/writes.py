@@ -53,6 +53,8 @@ class WritePath:
         Unsettled regions a client may hold here (P2).
     is_intact
         Tells whether the bytes of a segment have these checksums.
+    server_count
+        Servers of the job; None: any.
     verify
         Increments that are verified before they become visible (P5): none, those whose bytes
         came over a wire, or all.
@@ -64,10 +66,12 @@ class WritePath:
         *,
         unconfirmed_count: int,
         is_intact: Callable[[Segment, bytes], bool],
+        server_count: int | None = None,
         verify: Verify = "remote",
     ) -> None:
         self._cache = cache
         self._is_intact = is_intact
+        self._server_count = server_count
         self._verify = verify
         self._unconfirmed_count = unconfirmed_count
         self.reservations = Reservations()
@@ -249,6 +253,12 @@ class WritePath:
                 removed_count += yield from self.remove(segment, now)
         return removed_count
 
+    @property
+    def remembered_count(self) -> int:
+        """Writes and requests that are not forgotten yet."""
+        known = sum(1 for _ in self.reservations)
+        return known + len(self._by_serial) + len(self._waiting)
+
     # -- internals -------------------------------------------------------------------------
 
     def _reserve_anew(self, request: ReserveRequest, now: float) -> Reservation | None:
@@ -265,6 +275,8 @@ class WritePath:
         ancestors = request.ancestors
         parent = ancestors[-1] if ancestors else None
         own_parent: Segment | None = None
+        if parent is not None and not self._exists(segment_owner(parent.segment)):
+            return refused("gone")
         if parent is not None and segment_owner(parent.segment) == self._cache.server:
             own_parent = self._cache.find(parent)
             if own_parent is None:
@@ -288,6 +300,9 @@ class WritePath:
             linked=parent is None or own_parent is not None,
             mapped=request.mapped,
         )
+
+    def _exists(self, server: ServerIndex) -> bool:
+        return self._server_count is None or server < self._server_count
 
     def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]
@@ -348,7 +363,11 @@ class WritePath:
             yield from self._advance(known, now)
 
     def _verified(self, known: Reservation, checksums: bytes) -> bool:
-        if not checksums or self._verify == "off" or (known.mapped and self._verify == "remote"):
+        if not checksums:
+            return True
+        if len(checksums) != 4 * sum(segment.block_count for segment in known.segments):
+            return False
+        if self._verify == "off" or (known.mapped and self._verify == "remote"):
             return True
         start = 0
         for segment in known.segments:

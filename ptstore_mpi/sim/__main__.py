@@ -17,9 +17,11 @@ import msgspec
 
 from ptstore_mpi.sim.faults import FAULTS, SITUATIONS, FaultPlan
 from ptstore_mpi.sim.run import Report, SeedFailed, run_seed, run_seeds
+from ptstore_mpi.sim.trace import START_S
 from ptstore_mpi.sim.workloads import WORKLOADS
 
 _CHUNK_SEEDS = 25
+_TELLING_SEEDS = 500  # from so many seeds on, everything must have come about
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = None if options.plan is None else msgspec.json.decode(options.plan, type=FaultPlan)
     except msgspec.MsgspecError as error:
         parser.error(f"--plan: {error}, got {options.plan!r}")
-    workloads = options.workload or list(WORKLOADS)
+    workloads = list(dict.fromkeys(options.workload or WORKLOADS))
     if options.trace:
         return _trace(workloads, options.first_seed, options.seeds, plan)
     started = time.perf_counter()
@@ -42,14 +44,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty():
             print(f"\r{total.seed_count} of {options.seeds} seeds", end="", file=sys.stderr)
     seconds = time.perf_counter() - started
+    processes = min(options.processes, -(-options.seeds // _chunk_seeds(options)))
     print(
         f"seeds {options.first_seed} .. {options.first_seed + options.seeds - 1} of "
         f"{', '.join(workloads)}: {total.run_count} runs, {total.event_count} events, "
         f"{len(total.failures)} failed; {total.seed_count / seconds:.1f} seeds/s "
-        f"on {options.processes} process(es)"
+        f"on {processes} process(es)"
     )
     print(_table(total.fired))
+    never = [name for name in (*FAULTS, *SITUATIONS) if not total.fired[name]]
+    if never and plan is None and not options.workload and options.seeds >= _TELLING_SEEDS:
+        print(f"failed: {', '.join(never)} never came about")
+        return 1
     return 1 if total.failures else 0
+
+
+def _chunk_seeds(options: argparse.Namespace) -> int:
+    """Return how many seeds a process takes at a time."""
+    size: int = max(1, min(_CHUNK_SEEDS, options.seeds // options.processes))
+    return size
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,19 +97,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _reports(
     workloads: Sequence[str], options: argparse.Namespace, plan: FaultPlan | None
 ) -> Iterator[Report]:
-    first, end = options.first_seed, options.first_seed + options.seeds
-    chunks = [
-        range(start, min(start + _CHUNK_SEEDS, end)) for start in range(first, end, _CHUNK_SEEDS)
-    ]
+    first, end, size = options.first_seed, options.first_seed + options.seeds, _chunk_seeds(options)
+    chunks = [range(start, min(start + size, end)) for start in range(first, end, size)]
     if options.processes == 1 or len(chunks) == 1:
         for chunk in chunks:
             yield run_seeds(workloads, chunk, plan)
@@ -111,7 +121,9 @@ def _trace(workloads: Sequence[str], first: int, count: int, plan: FaultPlan | N
         for workload in workloads:
             print(f"== workload {workload}, seed {seed}")
             try:
-                print(run_seed(workload, seed, plan=plan, on_line=print))
+                outcome = run_seed(workload, seed, plan=plan, on_line=print)
+                seconds = outcome.now_s - START_S
+                print(f"every invariant held: {outcome.event_count} events in {seconds:.1f} s")
             except SeedFailed as error:
                 print(str(error).splitlines()[0])
                 status = 1
@@ -127,6 +139,8 @@ def _table(fired: Counter[str]) -> str:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # the reader of the trace has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

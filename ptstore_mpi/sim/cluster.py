@@ -123,6 +123,7 @@ class Cluster:
                 server,
                 None if counts_only else memory,
                 config,
+                server_count=servers,
                 populated_bytes=config.arena_bytes if populated_bytes is None else populated_bytes,
                 generation_bits=generation_bits,
                 peer_resend_s=peer_resend_s,

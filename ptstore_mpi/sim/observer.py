@@ -29,6 +29,9 @@ class Observer:
     def replied(self, client: int, reply: Reply) -> None:
         """A reply has left its server."""
 
+    def took(self, client: int, reply: Reply | None) -> None:
+        """A client has taken a reply, or None: it waited in vain."""
+
     def stepped(self, server: ServerIndex) -> None:
         """A server's state may have changed."""
 
@@ -51,12 +54,14 @@ class Observer:
         """A match that was begun at event ``since`` has ended."""
 
     def loaded(self, player: Player, prompt: Prompt, match: Match, **how: Any) -> None:
-        """A load has ended; ``result`` is None where it was aborted."""
+        """A load has ended; ``result`` is None where it was aborted.
 
-    def stored(
-        self, player: Player, prompt: Prompt, result: StoreResult, *, verified_tokens: int | None
-    ) -> None:
-        """A store has ended."""
+        ``out`` is the memory it wrote, ``skip_tokens`` what it left out, ``held`` whether the
+        match is of long ago.
+        """
+
+    def stored(self, player: Player, prompt: Prompt, result: StoreResult, **how: Any) -> None:
+        """A store with ``verified_tokens`` that was begun at event ``since`` has ended."""
 
     def operated(self, player: Player, kind: str, took_s: float) -> None:
         """An operation has ended by itself after this long, stalls of its client not counted."""

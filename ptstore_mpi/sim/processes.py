@@ -83,7 +83,7 @@ class Processes:
         try:
             effect = process.script.send(answer)
             while isinstance(effect, effects.Now):  # takes no time; what follows may be held up
-                effect = process.script.send(self._sim.now)
+                effect = process.script.send(self._sim.transports[process.client].now())
         except StopIteration:
             self._end(process, "ended")
         else:
@@ -150,19 +150,23 @@ class Processes:
         if isinstance(effect, effects.Receive | effects.AwaitTokens):
             waits_for_reply = isinstance(effect, effects.Receive)
             ready = transport.replies if waits_for_reply else transport.done
-            if not ready and effect.until > self._sim.now:
+            until = transport.cluster_time(effect.until)
+            if not ready and until > self._sim.now:
                 process.parked = type(effect)
-                self._sim.at(effect.until, lambda: self._wake(process, turn))
+                self._sim.at(until, lambda: self._wake(process, turn))
                 return
             process.pending.popleft()
             if not waits_for_reply:
                 self._resume(process, transport.take_done())
             else:
-                self._resume(process, transport.replies.popleft() if ready else None)
+                reply = transport.replies.popleft() if ready else None
+                for hear in self._sim.hearers["took"]:
+                    hear(process.client, reply)
+                self._resume(process, reply)
             return
         process.pending.popleft()
-        for observer in self._sim.observers:
-            observer.effect(process.client, effect)
+        for hear in self._sim.hearers["effect"]:
+            hear(process.client, effect)
         self._sim.note(f"client {process.client}", "", effect)
         answer = transport.execute(effect)
         if process.pending:

@@ -15,14 +15,21 @@ import numpy.typing as npt
 from ptstore_mpi import _native
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
-from ptstore_mpi.layout import namespace_digest
+from ptstore_mpi.layout import KVLayout, TensorSpec, namespace_digest
 from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.testing.oracle import Oracle
 from ptstore_mpi.types import HASH_BYTES
 
-__all__ = ["Book", "Prompt", "book_of"]
+__all__ = ["BLOCK_TOKENS", "LAYOUTS", "MODEL", "Book", "Prompt", "book_of"]
 
 MODEL = "model"
+PAGED = KVLayout((TensorSpec("key", 1024), TensorSpec("value", 1024)), SMALL.block_tokens)
+LAYOUTS = (SMALL, PAGED)
+"""A segment of two blocks is less than a page, or just one, so that neighbours touch."""
+
+BLOCK_TOKENS = SMALL.block_tokens
+"""Tokens of a block in every layout of `LAYOUTS`."""
+
 _SEED = Config().seed
 
 
@@ -45,7 +52,7 @@ class Prompt:
     hashes: list[bytes]
 
     def __repr__(self) -> str:
-        return f"Prompt({self.tokens[:: SMALL.block_tokens].tolist()})"
+        return f"Prompt({self.tokens[::BLOCK_TOKENS].tolist()})"
 
 
 class Book:
@@ -55,12 +62,14 @@ class Book:
     ----------
     salt
         Tells namespaces apart.
+    layout
+        Its layout.
     """
 
-    def __init__(self, salt: str) -> None:
+    def __init__(self, salt: str, layout: KVLayout) -> None:
         self.salt = salt
-        self.digest = namespace_digest(SMALL, {"model": MODEL, "salt": salt})
-        self.oracle = Oracle(SMALL, salt=int.from_bytes(self.digest[:8], "little"))
+        self.digest = namespace_digest(layout, {"model": MODEL, "salt": salt})
+        self.oracle = Oracle(layout, salt=int.from_bytes(self.digest[:8], "little"))
         self._prompts: dict[tuple[int, ...], Prompt] = {}
         self._by_hash: dict[bytes, tuple[Prompt, int]] = {}
         self._images: dict[tuple[bytes, int], npt.NDArray[np.uint8]] = {}
@@ -71,12 +80,10 @@ class Book:
         known = self._prompts.get(key)
         if known is not None:
             return known
-        tokens = np.repeat(np.array(blocks, np.uint32), SMALL.block_tokens)
+        tokens = np.repeat(np.array(blocks, np.uint32), BLOCK_TOKENS)
         if tail:
             tokens = np.append(tokens, np.uint32(7))
-        rows = _native.hash_blocks(
-            tokens, block_tokens=SMALL.block_tokens, root=self.digest, seed=_SEED
-        )
+        rows = _native.hash_blocks(tokens, block_tokens=BLOCK_TOKENS, root=self.digest, seed=_SEED)
         made = Prompt(tokens, self.oracle.arrays(tokens), [row.tobytes() for row in rows])
         self._prompts[key] = made
         for block, block_hash in enumerate(made.hashes):
@@ -103,6 +110,6 @@ class Book:
 
 
 @cache
-def book_of(salt: str) -> Book:
+def book_of(salt: str, layout: KVLayout) -> Book:
     """Return the one book of a namespace."""
-    return Book(salt)
+    return Book(salt, layout)

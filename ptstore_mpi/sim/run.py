@@ -21,6 +21,7 @@ from ptstore_mpi.protocol import maintain
 from ptstore_mpi.sim.checkers import CHECKERS
 from ptstore_mpi.sim.faults import FaultPlan, plan_of
 from ptstore_mpi.sim.observer import InvariantError
+from ptstore_mpi.sim.prompts import LAYOUTS
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.trace import line_of
 from ptstore_mpi.sim.workloads import WORKLOADS, Player, Workload
@@ -169,11 +170,14 @@ def _set_up(
         "retry_s": rng.choice([0.05, 0.2]),
         "lease_cap_s": rng.choice([0.3, 2.0]),
         "staging_bytes": 1 << 14,
+        "get_bytes": rng.choice([96, 1024, 4096, 16384]),
+        "gets_in_flight_count": rng.choice([1, 2, 64]),
     }
     config = small_config(**{**settings, **workload.settings})
     is_young = rng.random() < 0.2  # its arenas are still being populated when it starts
     sim = Simulation(
         config,
+        layout=rng.choice(LAYOUTS),
         plan=plan or drawn,
         seed=f"{workload.name} {seed} schedule",
         server_nodes=servers,
@@ -183,11 +187,9 @@ def _set_up(
         counts_only=counts_only,
         populated_bytes=0 if is_young else None,
     )
-    sim.observers += [
-        checker(sim, workload.salts)
-        for checker in CHECKERS
-        if not (counts_only and checker.reads_bytes)
-    ]
+    for checker in CHECKERS:
+        if not (counts_only and checker.reads_bytes):
+            sim.watch(checker(sim, workload.salts))
     for server, part in itertools.product(sim.memories, (1, 2, 3) if is_young else ()):
         size = whole_pages(config.arena_bytes * part // 3)
         sim.at(sim.now + rng.random() / 4 * part, partial(sim.grow, server, size))
@@ -208,8 +210,8 @@ def _settle(sim: Simulation, players: Iterable[Player]) -> None:
     sim.run()
     sim.advance(_SETTLE_S)
     sim.dice.fired["peer_resend"] += sum(h.counters()["peer_resend_count"] for h in sim.servers)
-    for observer in sim.observers:
-        observer.ended()
+    for hear in sim.hearers["ended"]:
+        hear()
 
 
 def _leave(sim: Simulation, player: Player) -> Any:

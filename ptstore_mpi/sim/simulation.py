@@ -18,6 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
+from inspect import isfunction
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from ptstore_mpi.arena import Memory
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
+from ptstore_mpi.layout import KVLayout
 from ptstore_mpi.protocol import effects
 from ptstore_mpi.protocol.messages import (
     PeerFrame,
@@ -42,12 +44,14 @@ from ptstore_mpi.sim.network import Dice, Network
 from ptstore_mpi.sim.observer import InvariantError, Observer
 from ptstore_mpi.sim.processes import Process, Processes
 from ptstore_mpi.sim.transport import SimTransport, Transfer
+from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["Simulation"]
 
 _TICK_S = 0.5
 _LONGEST_TRACE = 4000
+CLOCK_DRIFT = 0.004  # of each client against the servers; P12 has a margin for twice of it
 
 
 class Simulation(Cluster):
@@ -57,6 +61,8 @@ class Simulation(Cluster):
     ----------
     config, server_nodes, client_nodes, generation_bits
         As in `Cluster`.
+    layout
+        Layout of every namespace in it.
     plan
         Its faults.
     seed
@@ -66,8 +72,8 @@ class Simulation(Cluster):
     ----------
     dice
         The faults, and how often each fault and each situation came about.
-    observers
-        They see everything; a `InvariantError` that one raises ends the run.
+    hearers
+        By name of a method of `Observer`: those who listen. An `InvariantError` ends the run.
     trace, on_note
         What happened lately, as (time, actor, what, detail), and who is told at once.
     bent
@@ -75,11 +81,20 @@ class Simulation(Cluster):
     """
 
     def __init__(
-        self, config: Config, *, plan: FaultPlan | None = None, seed: int | str = 0, **places: Any
+        self,
+        config: Config,
+        *,
+        layout: KVLayout = SMALL,
+        plan: FaultPlan | None = None,
+        seed: int | str = 0,
+        **places: Any,
     ) -> None:
+        self.layout = layout
         self.dice = Dice(plan or FaultPlan(), seed)
         self.network = Network(self.dice)
-        self.observers: list[Observer] = []
+        self.hearers: dict[str, list[Callable[..., None]]] = {
+            name: [] for name, what in vars(Observer).items() if isfunction(what)
+        }
         self.on_note: Callable[[float, str, str, Any], None] | None = None
         self.trace: deque[tuple[float, str, str, Any]] = deque(maxlen=_LONGEST_TRACE)
         self.processes = Processes(self)
@@ -90,10 +105,18 @@ class Simulation(Cluster):
         self._paused_until: dict[ServerIndex, float] = {}
         self._moving: dict[int, list[Transfer]] = {}
         super().__init__(config, **places)
+        for transport in self.transports.values():
+            transport.rate = 1 + self.dice.rng.uniform(-CLOCK_DRIFT, CLOCK_DRIFT)
         self._eager_ticks = self.dice.rng.random() < 0.5
         for server in self.memories:
             self._watch(server, self.servers[server].cache)
             self.at(self.now + self.dice.rng.random() * _TICK_S, partial(self._tick, server))
+
+    def watch(self, observer: Observer) -> None:
+        """Let an observer hear what it has methods of its own for."""
+        for name, hearers in self.hearers.items():
+            if getattr(type(observer), name) is not getattr(Observer, name):
+                hearers.append(getattr(observer, name))
 
     # -- the schedule ------------------------------------------------------------------------
 
@@ -156,8 +179,8 @@ class Simulation(Cluster):
 
     def answer(self, client: int, reply: Reply) -> None:
         """Put a reply on its way."""
-        for observer in self.observers:
-            observer.replied(client, reply)
+        for hear in self.hearers["replied"]:
+            hear(client, reply)
         self.note(f"server {reply.server}", f"answers client {client}", reply)
         if getattr(reply, "status", "") == "full":
             self.dice.fired["full_arena"] += 1
@@ -205,8 +228,8 @@ class Simulation(Cluster):
             return
 
         def handle() -> None:
-            for observer in self.observers:
-                observer.request(server, request)
+            for hear in self.hearers["request"]:
+                hear(server, request)
             self.note(f"server {server}", f"takes from client {request.client}", request)
             self._carry_out(server, self.servers[server].handle(request, self.now))
 
@@ -246,8 +269,8 @@ class Simulation(Cluster):
             self._stepped(server)
 
     def _stepped(self, server: ServerIndex) -> None:
-        for observer in self.observers:
-            observer.stepped(server)
+        for hear in self.hearers["stepped"]:
+            hear(server)
 
     def _watch(self, server: ServerIndex, cache: OwnedCache) -> None:
         """Tell the observers what becomes of each segment, at that very step."""
@@ -255,19 +278,19 @@ class Simulation(Cluster):
 
         def publish_and_tell(segments: list[Segment], checksums: bytes) -> None:
             publish(segments, checksums)
-            for observer in self.observers:
+            for hear in self.hearers["published"]:
                 for segment in segments:
-                    observer.published(server, segment)
+                    hear(server, segment)
 
         def retire_and_tell(segment: Segment, now: float) -> None:
-            for observer in self.observers:
-                observer.retired(server, segment)
+            for hear in self.hearers["retired"]:
+                hear(server, segment)
             retire(segment, now)
 
         def free_and_tell(segment: Segment) -> None:
             free(segment)
-            for observer in self.observers:
-                observer.freed(server, segment)
+            for hear in self.hearers["freed"]:
+                hear(server, segment)
 
         for name, watched in (
             ("publish", publish_and_tell),
@@ -343,8 +366,8 @@ class Simulation(Cluster):
         verified = self.config.verify != "off" and not self.counts_only
         bent = verified and self.dice.strikes("bend_data", self.dice.plan.bend_data)
         self.note(f"client {transport.client}", "a transfer ends", transfer.token)
-        for observer in self.observers:
-            observer.transferred(transport.client, transfer.token)
+        for hear in self.hearers["transferred"]:
+            hear(transport.client, transfer.token)
         transport.done.append(transfer.token)
         self.processes.arrived(transport.client, effects.AwaitTokens)
         if transfer.meet is None:

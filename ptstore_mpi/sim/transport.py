@@ -13,6 +13,7 @@ import numpy as np
 from ptstore_mpi.arena import Memory
 from ptstore_mpi.protocol.effects import Checksums, Effect, Operation, Pack, Unpack
 from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.sim.trace import START_S
 from ptstore_mpi.transport.base import ClientTransport
 from ptstore_mpi.types import ServerIndex
 
@@ -82,6 +83,8 @@ class SimTransport(ClientTransport):
         Tokens of the transfers that have ended and that nobody has asked for yet.
     started_count
         Transfers started so far: the token of the newest.
+    rate
+        Speed of this client's clock against the cluster's.
     hold_transfers
         While true, transfers that are started stay in flight until `land`.
     """
@@ -93,6 +96,7 @@ class SimTransport(ClientTransport):
         self.client = client
         self.replies: deque[Reply] = deque()
         self.done: list[int] = []
+        self.rate = 1.0
         self.hold_transfers = False
         self._in_flight: deque[Transfer] = deque()
         self.started_count = 0
@@ -117,8 +121,12 @@ class SimTransport(ClientTransport):
         return super()._execute(effect)
 
     def now(self) -> float:
-        """Return the cluster's time, s."""
-        return self._cluster.now
+        """Return this client's time, s."""
+        return START_S + (self._cluster.now - START_S) * self.rate
+
+    def cluster_time(self, until: float) -> float:
+        """Return the cluster's time at which this client's clock shows ``until``, s."""
+        return START_S + (until - START_S) / self.rate
 
     def send(self, server: ServerIndex, message: Request) -> None:
         """Hand a request to the network."""
@@ -126,7 +134,7 @@ class SimTransport(ClientTransport):
 
     def receive(self, until: float) -> Reply | None:
         """Return the next reply; with none there, let time pass until ``until``."""
-        self._cluster.wait(lambda: bool(self.replies), until)
+        self._cluster.wait(lambda: bool(self.replies), self.cluster_time(until))
         return self.replies.popleft() if self.replies else None
 
     def start_get(
@@ -147,7 +155,7 @@ class SimTransport(ClientTransport):
 
     def await_tokens(self, until: float) -> tuple[int, ...]:
         """Return the transfers that have landed; with none, let time pass until ``until``."""
-        self._cluster.wait(lambda: bool(self.done), until)
+        self._cluster.wait(lambda: bool(self.done), self.cluster_time(until))
         return self.take_done()
 
     def take_done(self) -> tuple[int, ...]:

@@ -16,10 +16,9 @@ from ptstore_mpi.protocol.effects import Operation, Send
 from ptstore_mpi.protocol.messages import ReserveRequest
 from ptstore_mpi.sim.faults import FAULTS
 from ptstore_mpi.sim.processes import AbortedError, Process, Sleep
-from ptstore_mpi.sim.prompts import MODEL, Prompt, book_of
+from ptstore_mpi.sim.prompts import BLOCK_TOKENS, MODEL, Prompt, book_of
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.trace import START_S
-from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.types import Match, StoreResult
 
 __all__ = ["WORKLOADS", "Player", "Workload"]
@@ -41,9 +40,9 @@ class Player:
         self.sim = sim
         self.client = client
         self.rng = random.Random(sim.dice.rng.random())
-        self.book = book_of(salt)
+        self.book = book_of(salt, sim.layout)
         self.store = sim.store(client)
-        self.namespace = self.store.namespace(MODEL, SMALL, salt=salt)
+        self.namespace = self.store.namespace(MODEL, sim.layout, salt=salt)
         self.process: Process | None = None
         self._held: list[tuple[Prompt, Match]] = []
 
@@ -63,19 +62,21 @@ class Player:
         since = self.sim.event_count
         match = yield from self._operate("match", self.namespace.matching(prompt.tokens))
         if match is not None:
-            for observer in self.sim.observers:
-                observer.matched(self, prompt, match, since=since)
+            for hear in self.sim.hearers["matched"]:
+                hear(self, prompt, match, since=since)
             if match.tokens:
                 self._held = [*self._held[1 - _HELD_COUNT :], (prompt, match)]
         return match
 
-    def load(self, prompt: Prompt, match: Match, *, skip_tokens: int = 0) -> Script:
+    def load(
+        self, prompt: Prompt, match: Match, *, skip_tokens: int = 0, held: bool = False
+    ) -> Script:
         """Load a match into blank memory."""
-        out = self.book.oracle.blank(match.tokens // SMALL.block_tokens)
+        out = self.book.oracle.blank(match.tokens // BLOCK_TOKENS)
         operation = self.namespace.loading(match, out, skip_tokens=skip_tokens)
         result = yield from self._operate("load", operation)
-        for observer in self.sim.observers:
-            observer.loaded(self, prompt, match, out=out, result=result, skip_tokens=skip_tokens)
+        for hear in self.sim.hearers["loaded"]:
+            hear(self, prompt, match, out=out, result=result, skip_tokens=skip_tokens, held=held)
         return result
 
     def load_held(self) -> Script:
@@ -83,14 +84,15 @@ class Player:
         if self._held:
             prompt, match = self.rng.choice(self._held)
             self.sim.dice.fired["held_match"] += 1
-            blocks = match.tokens // SMALL.block_tokens
-            skip = self.rng.randrange(blocks) * SMALL.block_tokens
-            yield from self.load(prompt, match, skip_tokens=skip)
+            blocks = match.tokens // BLOCK_TOKENS
+            skip = self.rng.randrange(blocks) * BLOCK_TOKENS
+            yield from self.load(prompt, match, skip_tokens=skip, held=True)
 
     def keep(
         self, prompt: Prompt, *, verified_tokens: int | None = None, hesitate_s: float = 0.0
     ) -> Script:
         """Store a prompt; with ``hesitate_s`` its client stalls before it reserves."""
+        since = self.sim.event_count
         operation = self.namespace.storing(
             prompt.tokens, prompt.arrays, verified_tokens=verified_tokens
         )
@@ -98,8 +100,8 @@ class Player:
             operation = self._hesitant(operation, hesitate_s)
         stored = yield from self._operate("store", operation)
         if stored is not None:
-            for observer in self.sim.observers:
-                observer.stored(self, prompt, stored, verified_tokens=verified_tokens)
+            for hear in self.sim.hearers["stored"]:
+                hear(self, prompt, stored, verified_tokens=verified_tokens, since=since)
 
     def drop(self, prompt: Prompt) -> Script:
         """Drop the last segment of what is known of a prompt, if it may go."""
@@ -149,8 +151,8 @@ class Player:
             process.in_operation = False
         took_s = self.sim.now - started_s - (process.stalled_s - stalled_s)
         self.sim.note(f"client {self.client}", f"has ended to {kind}", result)
-        for observer in self.sim.observers:
-            observer.operated(self, kind, took_s)
+        for hear in self.sim.hearers["operated"]:
+            hear(self, kind, took_s)
         return result
 
 
@@ -194,7 +196,7 @@ def _qa(player: Player) -> Script:
     """Popular documents, a question each."""
     rng = player.rng
     documents = [(1, 2, 3), (4, 5, 6, 7), (1, 2, 8, 9, 1), (9, 9)]
-    for pause in _repeat(player, 7, 0.01):
+    for pause in _repeat(player, 6, 0.01):
         yield pause
         document = documents[int(len(documents) * rng.random() ** 2)]
         question = tuple(rng.choices((20, 21, 22), k=rng.randint(0, 2)))
@@ -205,7 +207,7 @@ def _multi_turn(player: Player) -> Script:
     """Conversations that grow; now and then another client goes on with one."""
     rng = player.rng
     mine: tuple[int, ...] = (1,)
-    for pause in _repeat(player, 7, 0.02):
+    for pause in _repeat(player, 6, 0.02):
         yield pause
         if rng.random() < 0.2 or len(mine) > 8:
             mine = (rng.randint(1, 2),)
@@ -243,7 +245,7 @@ def _same(player: Player) -> Script:
 def _tiny(player: Player) -> Script:
     """Hardly any room: every slot is used again and again, under readers that held on to it."""
     rng = player.rng
-    for pause in _repeat(player, 12, 0.01):
+    for pause in _repeat(player, 10, 0.01):
         yield pause
         blocks = tuple(rng.choices((1, 2), k=rng.randint(1, 3)))
         prompt = player.book.prompt(blocks)
@@ -262,7 +264,7 @@ def _churn(player: Player) -> Script:
     """Growth, drops and clears across servers."""
     rng = player.rng
     common = (1, 2, 3, 4, 5, 6)
-    for pause in _repeat(player, 10, 0.02):
+    for pause in _repeat(player, 9, 0.02):
         yield pause
         own = tuple(rng.choices((1, 2), k=rng.randint(0, 2)))
         prompt = player.book.prompt(common[: rng.choice((2, 2, 3, 4, 4, 6))] + own)
@@ -286,7 +288,7 @@ def _rebirth(player: Player) -> Script:
     """
     rng, book = player.rng, player.book
     role = player.sim.clients.index(player.client)
-    for pause in _repeat(player, 14 if role == 0 else 24, 0.004):
+    for pause in _repeat(player, 12 if role == 0 else 20, 0.004):
         yield pause
         if role == 0:
             if rng.random() < 0.2:
@@ -298,7 +300,7 @@ def _rebirth(player: Player) -> Script:
         segments = role + 1 if len(player.sim.clients) > 2 else rng.choice((2, 3))
         prompt = book.prompt((1, 2, 3, 4, 5, 6)[: 2 * segments])
         match = yield from player.match(prompt)
-        if match is not None and match.tokens == 2 * (segments - 1) * SMALL.block_tokens:
+        if match is not None and match.tokens == 2 * (segments - 1) * BLOCK_TOKENS:
             hesitate_s = 0.1 * rng.random() if segments == 3 else 0.0
             yield from player.keep(prompt, hesitate_s=hesitate_s)
 

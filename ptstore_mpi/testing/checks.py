@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.owned import OwnedCache, metadata_bytes_of
 from ptstore_mpi.cache.segment import Segment, SegmentState
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.types import segment_owner
@@ -48,7 +48,10 @@ def check_cache_space(cache: OwnedCache) -> None:
     for state, total in totals.items():
         found = sum(segment.nbytes for segment in segments_of(cache, state))
         assert found == total, f"{state}: {found} bytes in segments, {total} counted"
-    metadata = sum(segment.metadata_bytes for segment in segments_of(cache))
+    metadata = sum(
+        metadata_bytes_of(s.block_count, 0 if s.index else s.record.own_start)
+        for s in segments_of(cache)
+    )
     assert metadata == cache.metadata_bytes, (metadata, cache.metadata_bytes)
     used = sum(totals.values()) + metadata
     assert cache.free_bytes == cache.capacity_bytes - used >= 0, cache.counters()

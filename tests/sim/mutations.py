@@ -15,11 +15,13 @@ from typing import Any
 
 import ptstore_mpi.protocol.call as call
 import ptstore_mpi.protocol.load as load
+import ptstore_mpi.protocol.plan as plan
 import ptstore_mpi.protocol.store as store
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.protocol.context import Ledger
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.peer_link import PeerLink
+from ptstore_mpi.protocol.plan import Fetch
 from ptstore_mpi.protocol.writes import WritePath
 
 __all__ = ["MUTATIONS", "Mutation"]
@@ -132,7 +134,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what was sent is not verified",
         "P5",
         WritePath._verified,
-        "if not checksums or",
+        'if self._verify == "off" or',
         "if True or",
     ),
     _one(
@@ -372,5 +374,153 @@ MUTATIONS: tuple[Mutation, ...] = (
         store.store,
         "base = min(found.block_count, verified_blocks)",
         "base = found.block_count",
+    ),
+    # -- what a review found that no checker saw -----------------------------------------------
+    _one(
+        "a store follows a match that lacks an answer",
+        "P9",
+        store.store,
+        'if found.partial:\n            return Stored(0, "partial")',
+        "",
+    ),
+    _one(
+        "a store says stored whatever became of it",
+        "invariant 3",
+        store._store_at,
+        'stored = answer.reply.status == "published"',
+        'stored = answer.reply.status != "full"',
+    ),
+    _one(
+        "the last block is never kept",
+        "invariant 3",
+        store.store,
+        "if base >= len(increment.hashes):",
+        "if base >= len(increment.hashes) - 1:",
+    ),
+    _one(
+        "own and other nodes are exchanged",
+        "invariant 6",
+        load._result,
+        "return Loaded(near, far,",
+        "return Loaded(far, near,",
+    ),
+    _one(
+        "no byte of a load counts as used",
+        "invariant 6",
+        load._result,
+        "state.used_rma_bytes = far * state.block_bytes",
+        "state.used_rma_bytes = 0",
+    ),
+    _one(
+        "checksums are compared from the first block on",
+        "liveness",
+        load._copy_out,
+        "[part.first_block :]",
+        "[0:]",
+    ),
+    _one(
+        "an owner verifies all segments with the first one's checksums",
+        "liveness",
+        WritePath._verified,
+        "start = end",
+        "pass",
+    ),
+    _one(
+        "every segment is gone",
+        "liveness",
+        ServerHandler._acquire,
+        "if segment is None:",
+        "if True:",
+    ),
+    _one(
+        "low is infinite",
+        "liveness",
+        Ledger.key,
+        "self._open[op].add(server)",
+        "pass",
+    ),
+    _one(
+        "requests that wait for pages are forgotten",
+        "liveness",
+        WritePath.retry_waiting,
+        "for request in waiting:\n        yield from self.reserve(request, now)",
+        "yield from ()",
+    ),
+    _one(
+        "servers owe each other no word",
+        "P7",
+        PeerLink.receive,
+        "self._owes_word = True",
+        "self._owes_word = False",
+    ),
+    _one(
+        "a lease is as long as asked for",
+        "P11",
+        ServerHandler._acquire,
+        "granted_s = min(request.remaining_s, self._lease_cap_s)",
+        "granted_s = request.remaining_s",
+    ),
+    _one(
+        "reservations never expire",
+        "P6",
+        WritePath.expire,
+        "if known.is_live and known.expiry_s <= now:",
+        "if False:",
+    ),
+    _one(
+        "a repeated clear clears again",
+        "P2",
+        ServerHandler._remove,
+        "if key not in self._removed_counts:",
+        "if True:",
+    ),
+    _one(
+        "part of a segment names all of it",
+        "P15",
+        ServerHandler._remove,
+        "and whole and not segment.links",
+        "and not segment.links",
+    ),
+    _one(
+        "a bad segment stays",
+        "P15",
+        ServerHandler._check_lost,
+        "if segment is None or not segment.checksums:",
+        "if True:",
+    ),
+    _one(
+        "a clear takes the first segment only",
+        "P15",
+        WritePath.clear,
+        "for segment in self._cache.published(namespace):",
+        "for segment in self._cache.published(namespace)[:1]:",
+    ),
+    _one(
+        "what is inherited is not charged",
+        "invariant 7",
+        OwnedCache.rebase,
+        "self.metadata_bytes += more",
+        "pass",
+    ),
+    _one(
+        "finished writes are remembered for ever",
+        "P2",
+        WritePath.raise_low,
+        "if not known.holds_region:\n            self.reservations.forget(known)",
+        "if not known.holds_region:\n            pass",
+    ),
+    _one(
+        "all segments of a fetch are read from its first",
+        "invariant 1",
+        Fetch.staged_images,
+        "offset += ",
+        "offset += 0 * ",
+    ),
+    _one(
+        "the parts of a long Get land on each other",
+        "invariant 1",
+        plan._pieces,
+        "start + done",
+        "start",
     ),
 )

@@ -87,6 +87,9 @@ def test_a_failing_seed_says_how_to_replay_it(capsys):
         (["--workload", "nothing"], "invalid choice"),
         (["--plan", '{"losse": 1}'], "losse"),
         (["--plan", "lose"], "JSON"),
+        (["--plan", '{"lose": 2}'], "from 0 to 1, got 2"),
+        (["--plan", '{"delay_s": -1}'], "from 0 to inf, got -1"),
+        (["--seeds", "abc"], "'abc'"),
     ],
 )
 def test_a_wrong_command_line_is_told(arguments, expected, capsys):

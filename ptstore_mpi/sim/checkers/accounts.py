@@ -10,15 +10,14 @@ from ptstore_mpi.protocol.messages import (
     ReserveReply,
 )
 from ptstore_mpi.sim.checkers.base import EVERY, Checker
-from ptstore_mpi.sim.prompts import Prompt
+from ptstore_mpi.sim.prompts import BLOCK_TOKENS, Prompt
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.workloads import Player
-from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.testing.checks import (
     check_cache_space,
     check_quiet,
 )
-from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult
+from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult, segment_owner
 
 __all__ = ["Conservation", "InTime", "Limits"]
 
@@ -44,12 +43,27 @@ class Conservation(Checker):
         self.require(how["skip_tokens"] <= result.tokens <= match.tokens, f"{match}: {result}")
         whole = result.tokens == match.tokens
         self.require(whole == (result.reason in ("loaded", "nothing")), f"the reason of {result}")
+        near = self._near_tokens(player, match, how["skip_tokens"], result.tokens)
+        self.require(
+            result.by_source["owned"] == near,
+            f"{near} of the tokens lie on the own node: {result}",
+        )
+
+    def _near_tokens(self, player: Player, match: Match, start: int, end: int) -> int:
+        """Return how many of the tokens ``start`` to ``end`` of a match lie on a client's node."""
+        near = self.sim.contexts[player.client].near
+        depth = total = 0
+        for ref in match.segments:
+            first, depth = depth, depth + ref.block_count * BLOCK_TOKENS
+            if segment_owner(ref.segment) in near:
+                total += max(min(depth, end) - max(first, start), 0)
+        return total
 
     def stored(self, player: Player, prompt: Prompt, result: StoreResult, **how: Any) -> None:
         """Check that a store built upon nothing that its client could not verify (P8)."""
         verified: int | None = how["verified_tokens"]
-        whole = len(prompt.hashes) * SMALL.block_tokens
-        usable = (len(prompt.tokens) - 1) // SMALL.block_tokens * SMALL.block_tokens
+        whole = len(prompt.hashes) * BLOCK_TOKENS
+        usable = (len(prompt.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         if result.reason == "stored" and verified is not None and verified < usable:
             self.require(
                 result.tokens >= whole - verified,
@@ -64,6 +78,10 @@ class Conservation(Checker):
             asked, stored = tokens.pop("asked"), tokens.pop("stored")
             self.require(asked == self._asked[client] == sum(tokens.values()), f"{tokens}")
             self.require(stored >= 0, f"{tokens}")
+            moved = player.store.stats()["bytes"]
+            used = moved["rma_bytes"] - moved["discarded_bytes"]
+            wanted = tokens["remote"] * self.sim.layout.bytes_per_token
+            self.require(used == wanted, f"{used} bytes were used, {wanted} loaded from far")
 
 
 class Limits(Checker):
@@ -94,6 +112,10 @@ class Limits(Checker):
 
     def ended(self) -> None:
         """Check that nothing is held but by clients that vanished, and these hold only regions."""
+        for server, handler in enumerate(self.sim.servers):
+            live_count = handler.writes.reservations.live_count
+            self.require(not live_count, f"server {server}: {live_count} writes never expired (P6)")
+            self.require(handler.peers_are_quiet, f"server {server} has words under way for ever")
         vanished = {
             p.client for p in self.sim.processes.by_client.values() if p.state == "vanished"
         }
@@ -101,6 +123,9 @@ class Limits(Checker):
             self.expect(check_cache_space, handler.cache)
         if not vanished:
             self.expect(check_quiet, self.sim)
+            for server, handler in enumerate(self.sim.servers):
+                left = handler.remembered_count
+                self.require(not left, f"server {server} remembers {left} things of nobody (P2)")
         for client, context in self.sim.contexts.items():
             ledger = context.ledger
             free = client in vanished or ledger.borrow(ledger.staging_bytes) is not None

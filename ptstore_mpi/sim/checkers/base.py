@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ptstore_mpi.cache.segment import Segment, SegmentState
 from ptstore_mpi.sim.observer import InvariantError, Observer
 from ptstore_mpi.sim.prompts import book_of
@@ -25,7 +27,8 @@ class Checker(Observer):
 
     def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
         self.sim = sim
-        self.books = {book_of(salt).digest: book_of(salt) for salt in salts}
+        books = [book_of(salt, sim.layout) for salt in salts]
+        self.books = {book.digest: book for book in books}
 
     def require(self, holds: object, text: str) -> None:
         """Raise unless something holds."""
@@ -38,6 +41,12 @@ class Checker(Observer):
             check(*arguments)
         except AssertionError as error:
             raise InvariantError(f"{self.number}: {error}") from None
+
+    def is_right(self, server: ServerIndex, segment: Segment) -> bool:
+        """Tell whether the bytes of a segment are those of its tokens."""
+        image = self.books[segment.record.namespace].image_of(segment)
+        found = self.sim.memories[server][segment.offset : segment.offset + len(image)]
+        return bool(np.array_equal(found, image))
 
     def segments(self, server: ServerIndex, state: SegmentState) -> list[Segment]:
         """Return a server's segments in one state."""

@@ -9,10 +9,9 @@ import numpy as np
 
 from ptstore_mpi.cache.segment import Segment, SegmentState
 from ptstore_mpi.sim.checkers.base import EVERY, Checker
-from ptstore_mpi.sim.prompts import Prompt
+from ptstore_mpi.sim.prompts import BLOCK_TOKENS, Prompt
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.workloads import Player
-from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.types import Match, ServerIndex, StoreResult
 
 __all__ = ["OnlyComplete", "RightBytes"]
@@ -32,8 +31,8 @@ class RightBytes(Checker):
         """Compare what was loaded, and remember it."""
         out, result = how["out"], how["result"]
         if result is not None:
-            first = how["skip_tokens"] // SMALL.block_tokens
-            last = max(result.tokens // SMALL.block_tokens, first)
+            first = how["skip_tokens"] // BLOCK_TOKENS
+            last = max(result.tokens // BLOCK_TOKENS, first)
             for tensor, array in enumerate(prompt.arrays):
                 right = np.array_equal(out[tensor][first:last], array[first:last])
                 self.require(right, f"client {player.client} was given wrong bytes of {prompt}")
@@ -94,11 +93,9 @@ class OnlyComplete(Checker):
             self._compare(server, segment)
 
     def _compare(self, server: ServerIndex, segment: Segment) -> None:
-        if segment in self.sim.bent:
-            return
-        image = self.books[segment.record.namespace].image_of(segment)
-        found = self.sim.memories[server][segment.offset : segment.offset + len(image)]
-        self.require(
-            np.array_equal(found, image),
-            f"visible segment {segment.id:#x} of server {server} has other bytes than were stored",
-        )
+        if segment not in self.sim.bent:
+            self.require(
+                self.is_right(server, segment),
+                f"visible segment {segment.id:#x} of server {server} has other bytes than were "
+                "stored",
+            )

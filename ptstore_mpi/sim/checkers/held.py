@@ -7,9 +7,11 @@ from typing import Any
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol import effects
 from ptstore_mpi.protocol.messages import (
+    AcquireReply,
     AcquireRequest,
     Reply,
     Request,
+    ReserveRequest,
 )
 from ptstore_mpi.sim.checkers.base import Checker
 from ptstore_mpi.sim.promises import Promises
@@ -41,7 +43,12 @@ class Held(Checker):
         self._promises.request(server, message)
 
     def replied(self, client: int, reply: Reply) -> None:
-        """Remember what a client was promised."""
+        """Remember what a client was promised: never more than the cap (P11)."""
+        if isinstance(reply, AcquireReply):
+            cap_s = self.sim.config.lease_cap_s
+            self.require(
+                reply.granted_s <= cap_s, f"a lease of {reply.granted_s} s, the cap is {cap_s} s"
+            )
         self.expect(self._promises.reply, client, reply)
 
     def freed(self, server: ServerIndex, segment: Segment) -> None:
@@ -52,6 +59,8 @@ class Held(Checker):
 
     def effect(self, client: int, effect: effects.Effect) -> None:
         """Note reads and writes that come too late."""
+        if isinstance(effect, effects.Send):
+            self._check_time_left(effect.message)
         match effect:
             case effects.Send(_, AcquireRequest(attempt=0)):
                 self._late.pop(client, None)  # of Gets that an earlier load left behind
@@ -66,6 +75,17 @@ class Held(Checker):
             case effects.StartWrite(server, op, _, _):
                 for segment in self._promises.regions[server].get((client, op), ()):
                     self._note_write(server, client, segment.offset)
+
+    def _check_time_left(self, message: Request) -> None:
+        """Check that a request asks for no more time than its operation has (P11)."""
+        limits_s = {
+            AcquireRequest: self.sim.config.load_timeout_s,
+            ReserveRequest: self.sim.config.store_timeout_s,
+        }
+        limit_s = limits_s.get(type(message))
+        if limit_s is not None and isinstance(message, AcquireRequest | ReserveRequest):
+            left_s = message.remaining_s
+            self.require(0 <= left_s <= limit_s, f"a request asks for {left_s} s of {limit_s} s")
 
     def transferred(self, client: int, token: int) -> None:
         """Note a Get that ended too late, unless it is left over from an earlier load."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from ptstore_mpi.cache.segment import Segment, SegmentState
+from ptstore_mpi.protocol.effects import Effect, Send
 from ptstore_mpi.protocol.messages import (
     ClearRequest,
     DropRequest,
     LostRequest,
+    MatchReply,
+    Reply,
     Request,
+    ReserveRequest,
 )
 from ptstore_mpi.sim.checkers.base import EVERY, Checker
-from ptstore_mpi.sim.prompts import Prompt
+from ptstore_mpi.sim.prompts import BLOCK_TOKENS, Prompt
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.workloads import Player
-from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.testing.checks import (
     check_links,
     check_reachable,
 )
-from ptstore_mpi.types import Match, ServerIndex, segment_owner
+from ptstore_mpi.types import Match, ServerIndex, StoreResult, segment_owner
 
 __all__ = ["Found", "NoHole"]
 
@@ -36,25 +40,40 @@ class Found(Checker):
         self._copies: Counter[tuple[ServerIndex, bytes]] = Counter()
         self._since: dict[tuple[ServerIndex, bytes], int] = {}
         self._removed: Counter[ServerIndex] = Counter()
-        self._asked = False
+        self._allowed: set[Segment] = set()
+        self._required: set[Segment] = set()
+        self._newest: dict[bytes, int] = {}  # event at which a block was published last
+        self._answered: dict[int, tuple[int, set[int]]] = {}  # by client: match, and by whom
         self._low: Counter[tuple[ServerIndex, int]] = Counter()
         self._clears: set[tuple[ServerIndex, int, int]] = set()
         self._cleared: set[Segment] = set()
 
     def request(self, server: ServerIndex, message: Request) -> None:
-        """Note what asks for a removal, and what a clear finds half written (P15)."""
-        self._asked = isinstance(message, ClearRequest | DropRequest | LostRequest)
+        """Note what this request must remove, may remove and must not (P2, P15)."""
         place = (server, message.client)
         self._low[place] = max(self._low[place], message.low)
-        if isinstance(message, ClearRequest) and message.op >= self._low[place]:
-            key = (server, message.client, message.op)
-            if key not in self._clears:
-                self._clears.add(key)
-                self._cleared.update(
-                    segment
-                    for segment in self.segments(server, SegmentState.RESERVED)
-                    if segment.record.namespace == message.namespace
-                )
+        self._allowed, self._required = set(), set()
+        if message.op < self._low[place]:
+            return
+        cache = self.sim.servers[server].cache
+        match message:
+            case ClearRequest(client=client, op=op, namespace=namespace):
+                if (server, client, op) in self._clears:
+                    return
+                self._clears.add((server, client, op))
+                of_it = [x for x in cache.slots if x.record.namespace == namespace]
+                self._required = {x for x in of_it if x.state is SegmentState.PUBLISHED}
+                self._cleared |= {x for x in of_it if x.state is SegmentState.RESERVED}
+                self._allowed = set(self._required)
+            case DropRequest(ref=ref):
+                segment = cache.find(ref)
+                whole = segment is not None and segment.block_count == ref.block_count
+                if segment is not None and whole and not segment.links:
+                    self._allowed = {segment}
+            case LostRequest(ref=ref):
+                segment = cache.find(ref)
+                if segment in self.sim.bent and not self.is_right(server, segment):
+                    self._allowed = self._required = {segment}
 
     def published(self, server: ServerIndex, segment: Segment) -> None:
         """Note its blocks as known; the last of an increment is known once on a server (P8)."""
@@ -65,6 +84,7 @@ class Found(Checker):
             copies = sum(last in map(bytes, each.hashes) for each in known)
             self.require(copies == 1, f"server {server} keeps one increment {copies} times")
         for row in segment.hashes:
+            self._newest[row.tobytes()] = self.sim.event_count
             block = (server, row.tobytes())
             if not self._copies[block]:
                 self._since[block] = self.sim.event_count
@@ -73,21 +93,23 @@ class Found(Checker):
     def retired(self, server: ServerIndex, segment: Segment) -> None:
         """Note its blocks as gone, for a reason."""
         self._removed[server] += 1
-        if not self._asked:
+        if segment not in self._allowed:
             parent = segment.parent
             owner = None if parent is None else self.sim.servers[segment_owner(parent.segment)]
             found = None if owner is None or parent is None else owner.cache.find(parent)
             held = found is not None and segment.serial in found.links
             self.require(
                 parent is not None and not held,
-                f"server {server} pruned {segment.id:#x}, whose parent is there",
+                f"server {server} removed {segment.id:#x}, for which there is no reason",
             )
         for row in segment.hashes:
             self._copies[server, row.tobytes()] -= 1
 
     def stepped(self, server: ServerIndex) -> None:
         """Compare the removals with those the server counted."""
-        self._asked = False
+        left = [x for x in self._required if x.state is SegmentState.PUBLISHED]
+        self.require(not left, f"server {server} was to remove {left} and did not")
+        self._allowed, self._required = set(), set()
         handler = self.sim.servers[server]
         writes = handler.writes
         counted = handler.dropped_count + writes.lost_count + writes.pruned_count
@@ -107,13 +129,42 @@ class Found(Checker):
         if match.reason == "partial":
             return
         least = 0
-        usable = (len(prompt.tokens) - 1) // SMALL.block_tokens
+        usable = (len(prompt.tokens) - 1) // BLOCK_TOKENS
         for depth, block in enumerate(prompt.hashes[:usable], 1):
             keys = [(server, block) for server in self.sim.memories]
             if any(self._copies[key] and self._since[key] < since for key in keys):
                 least = depth
-        found = match.tokens // SMALL.block_tokens
+        found = match.tokens // BLOCK_TOKENS
         self.require(found >= least, f"{prompt}: {least} blocks are published, {found} were found")
+
+    def stored(self, player: Player, prompt: Prompt, result: StoreResult, **how: Any) -> None:
+        """Check that what a store claims is so."""
+        published = self._newest.get(prompt.hashes[-1], -1)
+        if result.reason == "stored":
+            self.require(published >= how["since"], f"{prompt} was stored and never published")
+        elif result.reason in ("known", "dedup"):
+            self.require(published >= 0, f"{prompt} is {result.reason} and was never published")
+
+    # -- no store after a match that lacks an answer (P9) --------------------------------------
+
+    def took(self, client: int, reply: Reply | None) -> None:
+        """Note who has answered a client's newest match."""
+        if isinstance(reply, MatchReply):
+            op, servers = self._answered.get(client, (-1, set()))
+            if reply.op > op:
+                self._answered[client] = (reply.op, {reply.server})
+            elif reply.op == op:
+                servers.add(reply.server)
+
+    def effect(self, client: int, effect: Effect) -> None:
+        """Check that all servers have answered before anything is reserved."""
+        match effect:
+            case Send(_, ReserveRequest(op=op, attempt=0)):
+                matched, servers = self._answered.get(client, (-1, set()))
+                self.require(
+                    matched == op - 1 and len(servers) == len(self.sim.servers),
+                    f"client {client} stores after a match that servers {servers} answered (P9)",
+                )
 
 
 class NoHole(Checker):
@@ -132,7 +183,7 @@ class NoHole(Checker):
             depth += ref.block_count
             right = depth <= len(prompt.hashes) and prompt.hashes[depth - 1] == ref.last_hash
             self.require(right, f"the match of {prompt} goes astray at block {depth}")
-        self.require(depth * SMALL.block_tokens == match.tokens, "a match of another length")
+        self.require(depth * BLOCK_TOKENS == match.tokens, "a match of another length")
 
     def stepped(self, server: ServerIndex) -> None:
         """Look at all paths now and then, when no message between servers is under way."""
