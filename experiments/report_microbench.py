@@ -6,27 +6,34 @@ The ratio says how good ours is: 1 is as good as the reference, more is better. 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from experiments.microbench.measure import MEASUREMENTS, RATE_UNITS
+from experiments.reading import ReportError, attribute, open_results, read_columns
 
 EXPERIMENT = "exp_microbench"
 
 
 def files_of_run(path: Path) -> list[Path]:
     """Return the files of the run that ``path`` belongs to, by name."""
-    with h5py.File(path, "r") as file:
-        run = file.attrs.get("run", "")
+    with open_results(path) as file:
+        run = attribute(file, "run", "")
     found = []
-    for other in sorted(path.parent.glob("*.h5")):
-        with h5py.File(other, "r") as file:
-            if file.attrs.get("experiment") == EXPERIMENT and file.attrs.get("run") == run:
-                found.append(other)
+    for other in sorted({path, *path.parent.glob("*.h5")}):
+        try:
+            with open_results(other) as file:
+                if (
+                    attribute(file, "experiment") == EXPERIMENT
+                    and attribute(file, "run", "") == run
+                ):
+                    found.append(other)
+        except ReportError as error:
+            print(f"not reported: {error}", file=sys.stderr)
     return found
 
 
@@ -34,13 +41,16 @@ def summarise(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return one row per name, parameter and wire, as printed by ``--json``."""
     rows: list[dict[str, Any]] = []
     for path in paths:
-        with h5py.File(path, "r") as file:
-            group = file[MEASUREMENTS.name]
-            columns = {
-                name: group[name].asstr()[:] if kind == "text" else group[name][:]
-                for name, (kind, _) in MEASUREMENTS.columns.items()
-            }
-            wire = str(file.attrs.get("wire", ""))
+        with open_results(path) as file:
+            columns = read_columns(file, MEASUREMENTS.name, MEASUREMENTS.columns)
+            wire = str(attribute(file, "wire", ""))
+        if not all((columns[name] > 0).all() for name in ("ours", "reference")):
+            raise ReportError(f"{path}: measurements: expected ours and reference above 0")
+        unknown = sorted(set(columns["parameter"]) - {"tokens", "size_bytes"})
+        if unknown:
+            raise ReportError(
+                f"{path}: measurements: expected parameter tokens or size_bytes, found {unknown}"
+            )
         keys = list(zip(columns["name"], columns["value"].tolist(), strict=True))
         for key in dict.fromkeys(keys):
             mine = np.array([other == key for other in keys])
@@ -56,13 +66,14 @@ def print_report(paths: Sequence[Path]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=130)
-    with h5py.File(paths[0], "r") as file:
-        title = f"{EXPERIMENT} {file.attrs.get('run')}: {file.attrs.get('mpi_library')}"
+    rows = summarise(paths)
+    with open_results(paths[0]) as file:
+        title = f"{EXPERIMENT} {attribute(file, 'run')}: {attribute(file, 'mpi_library')}"
     table = Table(title=title, title_justify="left")
     for heading in ("name", "size", "wire", "ours", "reference", "ratio", "against"):
         right = heading in ("size", "ours", "reference", "ratio")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for row in summarise(paths):
+    for row in rows:
         table.add_row(*_cells(row))
     console.print(table)
     console.print("medians; ratio: 1 is as good as the reference, more is better")

@@ -14,23 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from matplotlib import pyplot as plt
 
 if __package__:
-    from plots import style
+    from plots import results_file, style
+    from plots.results_file import PlotError
 else:  # started by its path: its own folder is on the search path
+    import results_file
     import style
+    from results_file import PlotError
 
 EXPERIMENT = "exp_microbench"
 RATES = ("bytes/s", "tokens/s")
 MARKERS = "osD^vPX*"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#000000")
-
-
-class PlotError(ValueError):
-    """The file cannot be drawn; says why."""
 
 
 def read(path: Path) -> dict[str, dict[int, list[float]]]:
@@ -45,11 +43,15 @@ def read(path: Path) -> dict[str, dict[int, list[float]]]:
     parts: list[tuple[str, Path]] = []
     for each in files:
         try:
-            with h5py.File(each, "r") as file:
-                if file.attrs.get("experiment") == EXPERIMENT:
-                    parts.append((str(file.attrs["run"]), each))
-        except OSError as error:
-            raise PlotError(f"{each}: not a readable HDF5 file: {error}") from error
+            with results_file.open_results(each, "measurements") as file:
+                attributes = results_file.attributes(file)
+        except PlotError as error:
+            if each == path:
+                raise
+            print(f"not drawn: {error}", file=sys.stderr)
+            continue
+        if str(attributes.get("experiment")) == EXPERIMENT:
+            parts.append((str(attributes.get("run", "")), each))
     if not parts:
         raise PlotError(f"{path}: expected results of {EXPERIMENT}, found none")
     run = max(parts)[0]
@@ -61,15 +63,13 @@ def read(path: Path) -> dict[str, dict[int, list[float]]]:
 
 
 def _read_part(path: Path, series: dict[str, dict[int, list[float]]]) -> None:
-    with h5py.File(path, "r") as file:
-        group = file["measurements"]
-        wire = str(file.attrs.get("wire", ""))
-        names, parameters = group["name"].asstr()[:], group["parameter"].asstr()[:]
-        units = group["unit"].asstr()[:]
-        numbers = [group[name][:] for name in ("value", "ours", "reference")]
-    for name, parameter, unit, value, ours, reference in zip(
-        names, parameters, units, *numbers, strict=True
-    ):
+    texts, numbers = ("name", "parameter", "unit"), ("value", "ours", "reference")
+    with results_file.open_results(path, "measurements") as file:
+        wire = str(results_file.attributes(file).get("wire", ""))
+        columns = results_file.read_columns(file, "measurements", numbers=numbers, texts=texts)
+        results_file.require_positive(file, "measurements", columns, ("ours", "reference"))
+    rows = zip(*(columns[name] for name in (*texts, *numbers)), strict=True)
+    for name, parameter, unit, value, ours, reference in rows:
         if parameter == "size_bytes" and value:
             ratio = ours / reference if unit in RATES else reference / ours
             label = f"{name} ({wire})" if wire else name

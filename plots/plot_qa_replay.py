@@ -24,16 +24,14 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 if __package__:
-    from plots import style
+    from plots import results_file, style
+    from plots.results_file import PlotError
 else:  # started by its path: its own folder is on the search path
+    import results_file
     import style
+    from results_file import PlotError
 
-SCHEMA_VERSION = 1
 MARKS_HALF_HEIGHT = 0.22
-
-
-class PlotError(ValueError):
-    """The file cannot be drawn; says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +62,28 @@ def read(path: Path) -> tuple[list[SystemSamples], dict[str, Any]]:
     PlotError
         Not HDF5, not a result of this experiment, or of another schema version.
     """
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise PlotError(f"{path}: not a readable HDF5 file: {error}") from error
-    with file:
-        version = file.attrs.get("schema_version")
-        if version != SCHEMA_VERSION or "samples" not in file:
-            raise PlotError(
-                f"{path}: expected samples with schema_version {SCHEMA_VERSION}, found {version}"
-            )
+    with results_file.open_results(path, "samples") as file:
         names = [name for name in style.SYSTEM_LABELS if name in file["samples"]]
-        systems = [_read_system(file["samples"][name], name) for name in names]
-        attributes = dict(file.attrs)
+        systems = [_read_system(file, name) for name in names]
+        attributes = results_file.attributes(file)
     systems = [system for system in systems if system.ttft_s.size]
     if not systems:
         raise PlotError(f"{path}: expected samples of {', '.join(style.SYSTEM_LABELS)}, found none")
     return systems, attributes
 
 
-def _read_system(group: h5py.Group, name: str) -> SystemSamples:
-    names = list(style.SOURCES)
-    tokens = np.stack([group[f"{source}_tokens"][:] for source in names])
+def _read_system(file: h5py.File, name: str) -> SystemSamples:
+    names, group = list(style.SOURCES), f"samples/{name}"
+    wanted = ("ttft_s", *style.PARTS, *(f"{source}_tokens" for source in names))
+    columns = results_file.read_columns(file, group, numbers=wanted)
+    results_file.require_positive(file, group, columns, ("ttft_s",))
+    for part in style.PARTS:
+        if not (np.isfinite(columns[part]) & (columns[part] >= 0)).all():
+            raise PlotError(f"{file.filename}: {group}: expected {part} of 0 or more everywhere")
+    tokens = np.stack([columns[f"{source}_tokens"] for source in names])
     sources = [names[place] for place in np.argmax(tokens, axis=0).tolist()]
-    parts = {part: group[part][:] for part in style.PARTS}
-    return SystemSamples(name, group["ttft_s"][:], parts, sources)
+    parts = {part: columns[part] for part in style.PARTS}
+    return SystemSamples(name, columns["ttft_s"], parts, sources)
 
 
 def draw(systems: Sequence[SystemSamples], attributes: dict[str, Any], output: Path) -> None:
@@ -198,9 +193,10 @@ def _short(seconds: float) -> str:
 
 
 def _title(attributes: dict[str, Any]) -> str:
+    tokens = attributes.get("context_tokens")
+    context = f"{tokens:,}" if isinstance(tokens, int | np.integer) else f"{tokens}"
     workload = (
-        f"{attributes['dataset']}, {attributes['context_tokens']:,} context tokens, "
-        f"{attributes['dtype']}, "
+        f"{attributes['dataset']}, {context} context tokens, {attributes['dtype']}, "
         if {"dataset", "context_tokens", "dtype"} <= set(attributes)
         else ""
     )
@@ -209,7 +205,7 @@ def _title(attributes: dict[str, Any]) -> str:
         f"{attributes.get('clients_count', '?')} clients, "
         f"{attributes.get('servers_count', '?')} servers, {attributes.get('mpi_library', '')}"
     )
-    return title if attributes.get("complete", False) else f"{title}  (run not complete)"
+    return title if np.all(attributes.get("complete", False)) else f"{title}  (run not complete)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from ptstore_mpi.errors import (
 from ptstore_mpi.layout import KVLayout, TensorSpec
 from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.tensor_view import TensorView
+from ptstore_mpi.transport.leftovers import unlink_mpi_names
 from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, TransportChoice
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 _STARTS_MPI = ("Job", "launch", "run")
+
+unlink_mpi_names()  # a program may have started MPI, and may be aborted before it opens a job
 
 
 def __getattr__(name: str) -> Any:

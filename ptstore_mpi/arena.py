@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptstore_mpi.errors import ConfigError, TransportError
+from ptstore_mpi.free_memory import free_memory_bytes
 
 __all__ = ["Arena", "anonymous_memory", "free_bytes_of"]
 
@@ -34,12 +35,27 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def anonymous_memory(nbytes: int) -> Memory:
-    """Return ``nbytes`` of private, page-aligned memory, uint8; pages come on first use."""
-    return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    """Return ``nbytes`` of private, page-aligned memory, uint8; pages come on first use.
+
+    Raises
+    ------
+    ConfigError
+        The system does not give so much.
+    """
+    try:
+        return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    except (OSError, OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"no memory of {nbytes} bytes to stage in ({error}); it holds staging_bytes, and at "
+            f"least two segments (segment_tokens) and two Gets (get_bytes)"
+        ) from None
 
 
 def free_bytes_of(directory: str) -> int:
-    """Return the bytes that ``directory``'s file system has free for this user.
+    """Return the bytes that an arena in ``directory`` may have.
+
+    What the file system has free for this user or, where that is less, the memory of the machine
+    or of this job's control group: a tmpfs may be larger than both, and its pages are memory.
 
     Raises
     ------
@@ -50,7 +66,7 @@ def free_bytes_of(directory: str) -> int:
         status = os.statvfs(directory)
     except OSError as error:
         raise ConfigError(f"shared_memory_dir {directory!r}: {error.strerror}") from None
-    return status.f_bavail * status.f_frsize
+    return min(status.f_bavail * status.f_frsize, free_memory_bytes())
 
 
 class Arena:

@@ -30,6 +30,8 @@ __all__ = ["Store"]
 
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
+_LONGEST_PING_BYTES = 1 << 24
+
 
 class Store:
     """One client's access to the store. `ptstore_mpi.run` makes it.
@@ -91,9 +93,14 @@ class Store:
         Raises
         ------
         ConfigError
-            ``segment_tokens`` is not a multiple of the layout's ``block_tokens``.
+            ``segment_tokens`` is not a multiple of the layout's ``block_tokens``, or there is no
+            memory to stage two segments of this layout.
+        TypeError, ValueError
+            ``layout`` is not a `KVLayout`, or ``model``, ``salt`` or the identity not text.
         """
         self._check_open()
+        if not isinstance(layout, KVLayout):
+            raise TypeError(f"layout: expected a KVLayout, got {layout!r:.80}")
         segment_tokens = self.config.segment_tokens
         if segment_tokens % layout.block_tokens:
             raise ConfigError(
@@ -142,8 +149,18 @@ class Store:
         """Return how long it takes until every server has answered a message of this size, s.
 
         None where one did not within ``match_timeout_s``. Collective: no.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A size is not an integer in 0 .. 16 MiB.
         """
         self._check_open()
+        for name, value in (("request_bytes", request_bytes), ("reply_bytes", reply_bytes)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name}: expected an integer, got {value!r:.80}")
+            if not 0 <= value <= _LONGEST_PING_BYTES:
+                raise ValueError(f"{name}: expected 0 .. {_LONGEST_PING_BYTES}, got {value}")
         started = self._transport.now()
         until = started + self.config.match_timeout_s
         payload = bytes(request_bytes)

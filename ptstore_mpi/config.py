@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 import msgspec
 
@@ -21,11 +21,15 @@ from ptstore_mpi.types import PAGE_BYTES
 __all__ = ["Config", "parse_bytes"]
 
 _OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
+_FROM_ENVIRONMENT = "environment variable PTSTORE_*"
 _ZERO_MEANS = {
     "copy_threads": "automatic",
     "stall_timeout_s": "never",
     "virtual_node_count": "real nodes",
 }
+_LARGEST = (1 << 48) - 1  # of whole numbers: what a machine can address
+_LONGEST_S = 1e9
+_MOST_COPY_THREADS = 256
 _UNITS = {
     "": 1,
     "KIB": 1 << 10,
@@ -51,10 +55,13 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     pattern = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
-    found = re.fullmatch(pattern, text) if isinstance(text, str) else None
+    found = re.fullmatch(pattern, text, re.ASCII) if isinstance(text, str) else None
     if found is None or found[2].upper() not in _UNITS:
-        raise ConfigError(f"expected a size such as 512MiB or 2GB, got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+        raise ConfigError(f"expected a size such as 512MiB or 2GB, got {text!r:.80}")
+    size = float(found[1]) * _UNITS[found[2].upper()]
+    if size > _LARGEST:
+        raise ConfigError(f"expected a size of at most {_LARGEST} bytes, got {text!r:.80}")
+    return int(size)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +108,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lease_cap_s
         Longest lease an owner grants.
     close_timeout_s
-        Longest time for the collective open and for the close; past it the job aborts.
+        Longest time for the collective open, but for the probe, and for the close once the last
+        client has come; past it the job aborts.
     stall_timeout_s
         A rank that has been busy in the store for so long without getting on writes the Python
         stacks of all ranks into ``ptstore-stall-*.txt`` and ends the job; 0: never.
@@ -113,7 +121,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     get_bytes, gets_in_flight_count
         Largest single Get, and how many a client keeps in flight.
     copy_threads
-        Threads of a client's copies; 0 shares the node's cores among its clients (at most 4).
+        Threads of a client's copies, at most 256; 0 shares the node's cores among its clients
+        (at most 4).
     idle
         ``adaptive``: spin ``idle_spin_s`` after the last activity, then nap, doubling from
         ``nap_first_s`` to ``nap_cap_s``. ``spin`` where a core is dedicated to the server.
@@ -161,13 +170,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             try:
                 msgspec.convert(value, field.type)
             except msgspec.ValidationError as error:
-                raise ConfigError(f"{name}: {error}, got {value!r}") from None
+                wanted = _expected(field.type, error)
+                raise ConfigError(f"{name}: {wanted}, got {value!r:.80}") from None
             if name in _ZERO_MEANS:
                 if value < 0:
                     meaning = _ZERO_MEANS[name]
                     raise ConfigError(f"{name} must be 0 ({meaning}) or more, got {value}")
             elif isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {value}")
+            _check_most(name, value)
         if not self.arena_bytes:
             raise ConfigError(
                 f"memory_bytes = {self.memory_bytes} is less than a page ({PAGE_BYTES} bytes) "
@@ -217,8 +228,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         environment = os.environ if environment is None else environment
         path = path or environment.get("PTSTORE_CONFIG") or None
+        if not isinstance(path, str | os.PathLike | None):
+            raise ConfigError(f"expected the path of a configuration file, got {path!r:.80}")
         sources = [
-            ("environment variable PTSTORE_*", _from_environment(environment)),
+            (_FROM_ENVIRONMENT, _from_environment(environment)),
             ("keyword", settings),
         ]
         if path is not None:
@@ -237,13 +250,35 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return cls(**merged)
 
 
+def _check_most(name: str, value: Any) -> None:
+    """Refuse what no machine has: numbers without end, folders without a name."""
+    if isinstance(value, str):
+        if not value or "\0" in value:
+            raise ConfigError(f"{name} must be a text, not empty and without NUL, got {value!r}")
+        return
+    most = _LONGEST_S if name.endswith("_s") else _LARGEST
+    most = _MOST_COPY_THREADS if name == "copy_threads" else most
+    if not value <= most:
+        raise ConfigError(f"{name} must be at most {most}, got {value}")
+
+
 def _convert(name: str, value: Any, kind: Any, source: str) -> Any:
     try:
         if name.endswith("_bytes"):
             value = parse_bytes(value)
         return msgspec.convert(value, kind, strict=False)
     except (ConfigError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{name} ({source}): {error}, got {value!r}") from None
+        if source == _FROM_ENVIRONMENT:
+            source = f"environment variable PTSTORE_{name.upper()}"
+        wanted = _expected(kind, error)
+        raise ConfigError(f"{name} ({source}): {wanted}, got {value!r:.80}") from None
+
+
+def _expected(kind: Any, error: Exception) -> str:
+    """Return what would be right: the values there are, or else the words of ``error``."""
+    if get_origin(kind) is Literal:
+        return f"expected one of {', '.join(get_args(kind))}"
+    return str(error)
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -252,7 +287,7 @@ def _from_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of digits, of the path
         raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
 
 

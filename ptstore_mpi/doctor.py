@@ -24,12 +24,15 @@ from ptstore_mpi.job import Job, launch
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.mpi_job import automatic_copy_threads
 from ptstore_mpi.transport.mpi_versions import netmod, one_line
+from ptstore_mpi.transport.watchdog import before_abort
 from ptstore_mpi.types import TransportChoice
 
 __all__ = ["run"]
 
 _LAST_WORDS_S = 2.0
 _POLL_S = 1e-3
+_TURN_S = 1.0  # far more than an abort takes
+_LAST_TURN_S = 5.0
 
 
 class _RankFacts(msgspec.Struct, frozen=True):
@@ -51,6 +54,7 @@ def run(*, as_json: bool) -> int:
     """
     comm = MPI.COMM_WORLD
     mpi = _mpi_facts()
+    before_abort(lambda why: _tell_alone(Report(usable=False, mpi=mpi, error=why), as_json=as_json))
     try:
         config, ranks = _prepare(comm)
         job = launch(config, comm=comm)
@@ -141,6 +145,8 @@ def _job_facts(
         node_count=topology.node_count,
         server_count=len(topology.server_ranks),
         client_count=len(topology.client_ranks),
+        clientless_node_count=topology.node_count
+        - len({topology.nodes[rank] for rank in topology.client_ranks}),
         virtual_node_count=config.virtual_node_count,
         transport=choice.name,
         transport_reason=choice.reason,
@@ -156,13 +162,24 @@ def _job_facts(
 
 
 def _tell(report: Report, comm: MPI.Intracomm, *, as_json: bool) -> int:
+    before_abort(None)
     if comm.Get_rank() == 0:
-        text = msgspec.json.encode(report).decode() if as_json else render(report)
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        _print(report, as_json=as_json)
     # An exit code other than 0 ends all ranks: rank 0 speaks first. A rank may be missing.
     _meet(comm, seconds=_LAST_WORDS_S)
     return 0 if report.usable else 1
+
+
+def _tell_alone(report: Report, *, as_json: bool) -> None:
+    """Tell why the job is about to be aborted. Where many ranks are, only the lowest should."""
+    time.sleep(min(MPI.COMM_WORLD.Get_rank() * _TURN_S, _LAST_TURN_S))
+    _print(report, as_json=as_json)
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    text = msgspec.json.encode(report).decode() if as_json else render(report)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _meet(comm: MPI.Intracomm, *, seconds: float | None) -> None:

@@ -46,6 +46,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     node_count: int
     server_count: int
     client_count: int
+    clientless_node_count: int
     virtual_node_count: int
     transport: str
     transport_reason: str
@@ -74,7 +75,8 @@ def advise(mpi: MpiFacts, job: JobFacts) -> list[str]:
     lines = []
     if job.rank_count == 1:
         lines.append(
-            "one rank tells nothing about MPI: start me as you start your jobs, such as "
+            "one rank tells nothing about MPI, nor whether transport, servers_per_node and "
+            "virtual_node_count can work: start me as you start your jobs, such as "
             "mpiexec -n 4 python -m mpi4py -m ptstore_mpi doctor"
         )
     elif not mpi.started_by_mpi4py:
@@ -106,7 +108,12 @@ def _advise_transport(job: JobFacts) -> list[str]:
         )
     if job.probe_fault != "none":
         lines.append(f"probe_fault = {job.probe_fault} is for tests: unset it")
-    if job.virtual_node_count:
+    if job.clientless_node_count:
+        lines.append(
+            f"{job.clientless_node_count} node(s) only serve, without a client: start more ranks "
+            f"per node"
+        )
+    if job.virtual_node_count and job.rank_count > 1:
         lines.append(
             f"virtual_node_count = {job.virtual_node_count}: the nodes are not real, and rates "
             f"between them mean nothing"

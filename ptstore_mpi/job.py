@@ -22,7 +22,8 @@ from ptstore_mpi import _native
 from ptstore_mpi.arena import Arena, free_bytes_of
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
-from ptstore_mpi.errors import PTStoreError
+from ptstore_mpi.errors import ConfigError, PTStoreError
+from ptstore_mpi.idle import Idle
 from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.leftovers import unlink_mpi_names
@@ -37,7 +38,9 @@ __all__ = ["Job", "launch", "run"]
 
 T = TypeVar("T")
 
-_ONE_VOICE_S = 10.0
+_ONE_VOICE_S = 2.0
+
+unlink_mpi_names()  # MPI has just started: a program may be aborted before it opens a job
 
 
 class Job:
@@ -57,11 +60,15 @@ class Job:
         self._mpi: MpiJob | None = None
         self._self_comm: MPI.Comm | None = None
         self.client: Store | None = None
-        unlink_mpi_names()
+        unlink_mpi_names()  # again: a program may start MPI itself
         if comm.Get_size() == 1:
             self.topology = Topology((0,), (0,), (0,))
             self._self_comm = comm.Dup()
-            self.client = _local_store(config, self.topology, self._self_comm)
+            try:
+                self.client = _local_store(config, self.topology, self._self_comm)
+            except BaseException:
+                self._self_comm.Free()
+                raise
             self.choice = self.client.transport_choice
             return
         self._mpi = MpiJob(config, comm)
@@ -106,7 +113,7 @@ def launch(config: Config | None = None, *, comm: MPI.Comm | None = None) -> Job
     Parameters
     ----------
     config
-        Settings; default: `Config.load`. Equal on every rank.
+        Settings; None on every rank: `Config.load`. Equal on every rank.
     comm
         Ranks of the job, default ``COMM_WORLD``; it is duplicated.
 
@@ -114,8 +121,14 @@ def launch(config: Config | None = None, *, comm: MPI.Comm | None = None) -> Job
     ------
     ConfigError
         On every rank: settings that differ or cannot work on these ranks.
+    TypeError, ValueError
+        ``config`` is not a `Config`, or ``comm`` no communicator that this rank is in.
     """
-    return Job(config if config is not None else Config.load(), comm or MPI.COMM_WORLD)
+    comm = _checked(comm)
+    config = _load_together(comm) if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(f"config: expected a Config, got {config!r:.80}")
+    return Job(config, comm)
 
 
 def run(
@@ -137,7 +150,9 @@ def run(
     -------
     What ``main`` returned, on a client; None on a server.
     """
-    comm = comm or MPI.COMM_WORLD
+    if not callable(main):
+        raise TypeError(f"main: expected a function of the store, got {main!r:.80}")
+    comm = _checked(comm)
     if comm.Get_size() == 1:
         return _run_alone(main, config, comm)
     phase = "open"
@@ -174,10 +189,36 @@ def _run_alone(main: Callable[[Store], T], config: Config | None, comm: MPI.Comm
         job.close()
 
 
+def _load_together(comm: MPI.Comm) -> Config:
+    """Return the settings; where a rank has none, raise its error on every rank."""
+    config: Config | None = None
+    error: ConfigError | None = None
+    try:
+        config = Config.load()
+    except ConfigError as raised:
+        error = raised
+    Idle(Config()).until(comm.Ibarrier().Test)  # the ranks may start seconds apart
+    for failure in comm.allgather(error):
+        if failure is not None:
+            raise failure
+    assert config is not None
+    return config
+
+
+def _checked(comm: MPI.Comm | None) -> MPI.Comm:
+    if comm is None:
+        return MPI.COMM_WORLD
+    if not isinstance(comm, MPI.Comm):
+        raise TypeError(f"comm: expected a communicator, got {comm!r:.80}")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm: expected a communicator that this rank is in, got COMM_NULL")
+    return comm
+
+
 def _abort_job(error: BaseException, phase: str, *, rank: int) -> NoReturn:
     sys.stdout.flush()
     if phase == "open" and isinstance(error, PTStoreError):
-        if rank:  # every rank has the same error: let rank 0 tell it once
+        if rank:  # nearly always every rank has the same error: let rank 0 tell it once
             time.sleep(_ONE_VOICE_S)
         abort(f"cannot open the job: {error}")
     traceback.print_exception(error)
@@ -189,13 +230,17 @@ def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
     check_shared_memory(config, host="here", server_count=1, free_bytes=free_bytes)
     arena = Arena.create(config.shared_memory_dir, config.arena_bytes)
     arena.unlink()
+    try:
+        transport = LocalTransport(
+            make_handler(ServerIndex(0), arena.memory, config, server_count=1),
+            arena,
+            staging_bytes=config.staging_bytes,
+            copy_threads=config.copy_threads or automatic_copy_threads(1),
+        )
+    except BaseException:
+        arena.close()
+        raise
     arena.start_populating()
-    transport = LocalTransport(
-        make_handler(ServerIndex(0), arena.memory, config),
-        arena,
-        staging_bytes=config.staging_bytes,
-        copy_threads=config.copy_threads or automatic_copy_threads(1),
-    )
     return Store(
         transport,
         _context(config, topology, 0),

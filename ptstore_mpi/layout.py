@@ -30,6 +30,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 """Bytes of one element by dtype name."""
 
+_LARGEST = (1 << 48) - 1  # bytes or tokens: what a machine can address
+
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """One named piece of a layer's KV: ``block_bytes`` opaque bytes for every block."""
@@ -56,10 +58,17 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_count("block_tokens", self.block_tokens)
+        if not isinstance(self.dtype, str):
+            raise ConfigError(f"dtype must be a name, got {self.dtype!r:.80}")
         if not self.tensors:
             raise ConfigError("a layout needs at least one tensor, got none")
+        if not isinstance(self.tensors, tuple | list):
+            raise ConfigError(f"tensors must be a tuple of TensorSpec, got {self.tensors!r:.80}")
         for spec in self.tensors:
+            if not isinstance(spec, TensorSpec) or not isinstance(spec.name, str):
+                raise ConfigError(f"expected TensorSpec(name, block_bytes), got {spec!r:.80}")
             _check_count(f"tensor {spec.name!r}: block_bytes", spec.block_bytes)
+        _check_count("block_bytes of all tensors", self.block_bytes)
         names = [spec.name for spec in self.tensors]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -73,9 +82,10 @@ class KVLayout(msgspec.Struct, frozen=True):
 
         ``block_bytes = kv_heads * block_tokens * head_dim * bytes of dtype`` for each tensor.
         """
-        if dtype not in DTYPE_BYTES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {dtype!r}")
-        for name, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+        if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {dtype!r:.80}")
+        counts = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
+        for name, value in {**counts, "block_tokens": block_tokens}.items():
             _check_count(name, value)
         block_bytes = kv_heads * block_tokens * head_dim * DTYPE_BYTES[dtype]
         tensors = tuple(
@@ -97,8 +107,10 @@ class KVLayout(msgspec.Struct, frozen=True):
 
 
 def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r:.80}")
+    if value > _LARGEST:
+        raise ConfigError(f"{name} must be at most {_LARGEST}, got {value}")
 
 
 def namespace_digest(layout: KVLayout, identity: Mapping[str, str]) -> bytes:
@@ -114,6 +126,16 @@ def namespace_digest(layout: KVLayout, identity: Mapping[str, str]) -> bytes:
     identity
         Everything else that makes KV interchangeable: model and revision, backend, LoRA,
         tenant salt. Order does not matter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Something of the identity is not text, or no Unicode text.
     """
+    for name, value in identity.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name}: expected text, got {value!r:.80}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError(f"{name}: expected Unicode text, got {value!r:.80}")
     canonical = msgspec.msgpack.encode(("ptstore-namespace-1", layout, sorted(identity.items())))
     return hashlib.blake2b(canonical, digest_size=HASH_BYTES).digest()

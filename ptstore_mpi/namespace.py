@@ -25,7 +25,15 @@ from ptstore_mpi.protocol.match import match_broadcast
 from ptstore_mpi.stats import ClientStats
 from ptstore_mpi.tensor_view import bind_views
 from ptstore_mpi.transport.base import ClientTransport
-from ptstore_mpi.types import SOURCES, BlockHashes, LoadResult, Match, StoreResult
+from ptstore_mpi.types import (
+    SOURCES,
+    BlockHashes,
+    LoadResult,
+    Match,
+    SegmentRef,
+    StoreResult,
+    segment_owner,
+)
 
 __all__ = ["Namespace", "as_token_ids"]
 
@@ -117,7 +125,7 @@ class Namespace:
             Result of `match` in this namespace.
         out
             One writable array or `TensorView` per tensor of the layout, with room for
-            ``match.tokens``; token 0 of the prompt is token 0 of each.
+            ``match.tokens`` and apart from each other; token 0 of the prompt is token 0 of each.
         skip_tokens
             Leading tokens that the caller has already, a multiple of ``block_tokens``; they are
             not written and count as ``engine``.
@@ -126,8 +134,9 @@ class Namespace:
         ------
         LayoutMismatchError
             ``out`` does not fit the layout; nothing was written.
-        ValueError
-            The match is of another namespace, or ``skip_tokens`` is not whole blocks.
+        TypeError, ValueError
+            No match, one of another namespace or that was changed, or ``skip_tokens`` is not
+            whole blocks.
         """
         return self._transport.perform(self.loading(match, out, skip_tokens=skip_tokens))
 
@@ -145,7 +154,13 @@ class Namespace:
         by_source["engine"] = skip_blocks * block_tokens
         reason = "nothing"
         if match.tokens > skip_blocks * block_tokens:
-            views = bind_views(self.layout, out, match.tokens // block_tokens, writable=True)
+            views = bind_views(
+                self.layout,
+                out,
+                match.tokens // block_tokens,
+                writable=True,
+                first_block=skip_blocks,
+            )
             loaded = yield from load_protocol.load(
                 self._context,
                 match.segments,
@@ -261,10 +276,29 @@ class Namespace:
         return (yield from maintain.drop(self._context, match.segments[-1], until))
 
     def _check_own(self, match: Match) -> None:
+        if not isinstance(match, Match):
+            raise TypeError(f"expected a Match, got {type(match).__name__}")
         if match.namespace != self.digest:
+            given = match.namespace.hex() if isinstance(match.namespace, bytes) else ""
             raise ValueError(
                 f"expected a match of this namespace ({self.digest.hex()}), "
-                f"got one of {match.namespace.hex() or 'no namespace'}"
+                f"got one of {given or 'no namespace'}"
+            )
+        refs = match.segments
+        if not isinstance(refs, tuple) or not all(isinstance(ref, SegmentRef) for ref in refs):
+            raise TypeError(f"match.segments: expected a tuple of SegmentRef, got {refs!r:.80}")
+        servers = self._context.server_count
+        strangers = [owner for ref in refs if (owner := segment_owner(ref.segment)) >= servers]
+        if strangers:
+            raise ValueError(
+                f"expected a match of this job, which has {servers} server(s), got one that names "
+                f"server {strangers[0]}"
+            )
+        depth = sum(ref.block_count for ref in refs)
+        if match.tokens != depth * self.layout.block_tokens:
+            raise ValueError(
+                f"expected a match as it was returned, of {depth * self.layout.block_tokens} "
+                f"tokens in its segments, got tokens = {match.tokens!r:.80}"
             )
 
     def block_hashes(self, tokens: Tokens) -> BlockHashes:
@@ -285,10 +319,11 @@ def _whole_blocks(tokens: int, layout: KVLayout, *, name: str) -> int:
     try:
         blocks, rest = divmod(index(tokens), layout.block_tokens)
     except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {tokens!r}") from None
+        raise TypeError(f"{name}: expected an integer, got {tokens!r:.80}") from None
     if rest or blocks < 0:
         raise ValueError(
-            f"{name}: expected a multiple of block_tokens ({layout.block_tokens}), got {tokens}"
+            f"{name}: expected a multiple of block_tokens ({layout.block_tokens}), "
+            f"got {tokens!r:.80}"
         )
     return blocks
 
@@ -301,10 +336,15 @@ def as_token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:
     TypeError, ValueError
         Not a flat, non-empty sequence of integers in 0 .. 2**32 - 1.
     """
-    ids = np.asarray(tokens)
+    try:
+        ids = np.asarray(tokens)
+    except Exception as error:
+        raise TypeError(
+            f"expected a flat sequence of token ids, got {type(tokens).__name__}: {error}"
+        ) from None
     if ids.ndim != 1 or not ids.size:
         raise ValueError(f"expected a flat, non-empty sequence of token ids, got shape {ids.shape}")
-    if not np.issubdtype(ids.dtype, np.integer):
+    if ids.dtype.kind not in "iu":
         raise TypeError(f"expected integer token ids, got dtype {ids.dtype}")
     if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
         raise ValueError(f"expected token ids in 0 .. 4294967295, got {ids.min()} .. {ids.max()}")

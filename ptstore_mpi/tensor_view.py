@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ptstore_mpi import _native
 from ptstore_mpi.errors import LayoutMismatchError
 from ptstore_mpi.layout import DTYPE_BYTES, KVLayout
+from ptstore_mpi.write_targets import check_apart
 
 __all__ = ["TensorView", "bind_views"]
 
@@ -50,9 +51,9 @@ class TensorView:
         Raises
         ------
         LayoutMismatchError
-            The array is not C-contiguous.
+            No array in host memory, or one that is not C-contiguous.
         """
-        address, shape, strides, itemsize, writable = _native.array_info(array)
+        address, shape, strides, itemsize, writable = _describe(array)
         expected = itemsize
         for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
             if extent > 1 and stride != expected:
@@ -70,9 +71,10 @@ class TensorView:
         Raises
         ------
         LayoutMismatchError
-            A block is not dense, or the table names a block outside the array.
+            No array in host memory, a block that is not dense, or a table that names a block
+            outside the array.
         """
-        address, shape, strides, itemsize, writable = _native.array_info(array)
+        address, shape, strides, itemsize, writable = _describe(array)
         if not shape:
             raise LayoutMismatchError("expected [blocks, ...], got an array without axes")
         block_bytes = math.prod(shape[1:]) * itemsize
@@ -83,17 +85,7 @@ class TensorView:
                     f"expected dense blocks, got shape {shape} with strides {strides} bytes"
                 )
             expected *= extent
-        table = np.asarray(block_table)
-        if table.ndim != 1 or (table.size and not np.issubdtype(table.dtype, np.integer)):
-            raise LayoutMismatchError(
-                f"expected a 1-d table of integers, got a table of shape {table.shape}, "
-                f"dtype {table.dtype}"
-            )
-        table = np.ascontiguousarray(table, dtype=np.int64)
-        if table.size and not 0 <= table.min() <= table.max() < shape[0]:
-            raise LayoutMismatchError(
-                f"expected a table of blocks in 0..{shape[0] - 1}, got {table.min()}..{table.max()}"
-            )
+        table = _block_table(block_table, shape[0])
         total = table.size * block_bytes
         return cls(
             array,
@@ -119,11 +111,13 @@ class TensorView:
         Raises
         ------
         LayoutMismatchError
-            Not three axes, or the rows of one head are not dense.
+            No array in host memory, not three axes, or rows of a head that are not dense.
         """
-        if block_tokens < 1:
-            raise LayoutMismatchError(f"block_tokens must be at least 1, got {block_tokens}")
-        address, shape, strides, itemsize, writable = _native.array_info(array)
+        if not isinstance(block_tokens, int) or block_tokens < 1:
+            raise LayoutMismatchError(
+                f"block_tokens must be an integer of at least 1, got {block_tokens!r:.80}"
+            )
+        address, shape, strides, itemsize, writable = _describe(array)
         if len(shape) == 4 and shape[0] == 1:
             shape, strides = shape[1:], strides[1:]
         if len(shape) != 3:
@@ -170,7 +164,12 @@ class TensorView:
 
 
 def bind_views(
-    layout: KVLayout, arrays: Sequence[Any], block_count: int, *, writable: bool
+    layout: KVLayout,
+    arrays: Sequence[Any],
+    block_count: int,
+    *,
+    writable: bool,
+    first_block: int = 0,
 ) -> _native.TensorViews:
     """Return native views of ``arrays``, one per tensor of ``layout``, checked for room.
 
@@ -185,19 +184,25 @@ def bind_views(
         Blocks that will be read or written.
     writable
         Whether they will be written.
+    first_block
+        First block that will be read or written.
 
     Raises
     ------
     LayoutMismatchError
         Another number of arrays, too little room, elements of another size than the layout's
-        dtype, or a read-only array where one is written.
+        dtype, a read-only array where one is written, or outputs that overlap.
     """
-    if len(arrays) != len(layout.tensors):
+    try:
+        given = str(len(arrays))
+    except TypeError:
+        given = type(arrays).__name__
+    if given != str(len(layout.tensors)):
         raise LayoutMismatchError(
-            f"expected {len(layout.tensors)} arrays, one per tensor of the layout; "
-            f"got {len(arrays)}"
+            f"expected {len(layout.tensors)} arrays, one per tensor of the layout; got {given}"
         )
     views = _native.TensorViews()
+    outputs: list[tuple[str, TensorView, int]] = []
     for spec, array in zip(layout.tensors, arrays, strict=True):
         view = array if isinstance(array, TensorView) else _contiguous(array, spec.name)
         room = (
@@ -217,11 +222,44 @@ def bind_views(
         if writable and not view.writable:
             raise LayoutMismatchError(f"tensor {spec.name!r}: the output array is read-only")
         view.append_to(views, spec.block_bytes, name=spec.name)
+        outputs.append((spec.name, view, spec.block_bytes))
+    if writable:
+        check_apart(outputs, first=first_block, until=block_count)
     return views
 
 
 def _contiguous(array: Any, name: str) -> TensorView:
     try:
         return TensorView.contiguous(array)
-    except (TypeError, ValueError) as error:
+    except LayoutMismatchError as error:
         raise LayoutMismatchError(f"tensor {name!r}: {error}") from None
+
+
+def _describe(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool]:
+    """Return what `_native.array_info` does; whatever an exporter raises, the error is ours."""
+    try:
+        return _native.array_info(array)
+    except Exception as error:
+        raise LayoutMismatchError(
+            f"expected an array in host memory, got {type(array).__name__}: {error}"
+        ) from None
+
+
+def _block_table(given: Any, page_count: int) -> npt.NDArray[np.int64]:
+    """Return a block table as contiguous int64, shape (blocks,), checked against the pages."""
+    try:
+        table = np.asarray(given)
+    except Exception as error:
+        raise LayoutMismatchError(
+            f"expected a 1-d table of integers, got {type(given).__name__}: {error}"
+        ) from None
+    if table.ndim != 1 or (table.size and table.dtype.kind not in "iu"):
+        raise LayoutMismatchError(
+            f"expected a 1-d table of integers, got a table of shape {table.shape}, "
+            f"dtype {table.dtype}"
+        )
+    if table.size and not 0 <= table.min() <= table.max() < page_count:
+        raise LayoutMismatchError(
+            f"expected a table of blocks in 0..{page_count - 1}, got {table.min()}..{table.max()}"
+        )
+    return np.ascontiguousarray(table, dtype=np.int64)

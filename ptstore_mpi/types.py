@@ -14,7 +14,7 @@ reference also carries the chained hash of its last used block (rule P4 of the p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Annotated, NewType
 
 import msgspec
 import numpy as np
@@ -96,9 +96,9 @@ class SegmentRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
         Chained hash of the last used block: what makes the reference safe.
     """
 
-    segment: int
-    block_count: int
-    last_hash: bytes
+    segment: Annotated[int, msgspec.Meta(ge=0)]
+    block_count: Annotated[int, msgspec.Meta(ge=1)]
+    last_hash: Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,14 @@ def load_documents(name: str, *, seed: int) -> list[Document]:
     Raises
     ------
     DatasetError
-        Unknown name, no data folder, a missing file or a malformed line.
+        Unknown name, no data folder, a missing file, a malformed line or no document at all.
     """
     if name not in DATASETS:
         raise DatasetError(f"--dataset must be one of {', '.join(DATASETS)}; given: {name!r}")
-    documents = DATASETS[name](seed)
-    return _without_repeated_texts(documents)
+    documents = _without_repeated_texts(DATASETS[name](seed))
+    if not documents:
+        raise DatasetError(f"{name}: expected a document with a text and a question, found none")
+    return documents
 
 
 def require_files(name: str) -> None:
@@ -123,7 +125,7 @@ def _records(path: Path, fields: Mapping[str, type]) -> Iterator[tuple[str, dict
         where = f"{path}: line {number}"
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # no JSON, too long a number, too deep
             raise DatasetError(f"{where}: expected one JSON object: {error}") from error
         if not isinstance(value, dict):
             raise DatasetError(f"{where}: expected a JSON object, found {type(value).__name__}")
@@ -131,7 +133,15 @@ def _records(path: Path, fields: Mapping[str, type]) -> Iterator[tuple[str, dict
             if not isinstance(value.get(field), kind):
                 found = type(value[field]).__name__ if field in value else "nothing"
                 raise DatasetError(f"{where}: expected {kind.__name__} {field!r}, found {found}")
+            if kind is str:
+                _check_text(f"{where}: {field!r}", value[field])
         yield where, value
+
+
+def _check_text(where: str, text: str) -> None:
+    """Refuse what JSON can write and no tokenizer reads."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise DatasetError(f"{where}: expected Unicode text, found half of a surrogate pair")
 
 
 def _questions(where: str, qas: list[Any]) -> list[str]:
@@ -140,6 +150,7 @@ def _questions(where: str, qas: list[Any]) -> list[str]:
         text = qa.get("question") if isinstance(qa, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise DatasetError(f"{where}: 'qas'[{index}]: expected a non-empty 'question'")
+        _check_text(f"{where}: 'qas'[{index}]", text)
         texts.append(text.strip())
     return texts
 
@@ -181,7 +192,10 @@ def load_wikiqa(seed: int) -> list[Document]:
         for number, line in _lines(path):
             where = f"{path}: line {number}"
             # The fields carry quotation marks of their own, so nothing is a quoting character.
-            cells = next(csv.reader([line], delimiter="\t", quoting=csv.QUOTE_NONE), [])
+            try:
+                cells = next(csv.reader([line], delimiter="\t", quoting=csv.QUOTE_NONE), [])
+            except csv.Error as error:
+                raise DatasetError(f"{where}: expected one row: {error}") from error
             if len(cells) != len(WIKIQA_COLUMNS):
                 expected = len(WIKIQA_COLUMNS)
                 raise DatasetError(f"{where}: expected {expected} columns, found {len(cells)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +16,8 @@ from experiments.common.workload import ROUTINGS, Popularity, WorkloadError
 
 PLACEMENTS = ("local", "random", "least_loaded")
 DTYPES = ("float32", "bfloat16", "float16")
+MOST = 10_000_000  # of whatever is counted: a slip of the finger, not a run
+MOST_THREADS = 256
 
 
 class UsageError(ValueError):
@@ -65,11 +67,22 @@ def _bytes(text: str) -> int:
     return size
 
 
-def _positive(text: str) -> int:
-    value = int(text) if re.fullmatch(r"\d+", text) else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, given {text!r}")
-    return value
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number in ``least .. most``."""
+
+    def read(text: str) -> int:
+        value = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else -1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of at least {least} and at most {most}, "
+                f"given {text!r:.80}"
+            )
+        return value
+
+    return read
+
+
+_positive = whole_number(1, MOST)
 
 
 def _systems(text: str) -> tuple[str, ...]:
@@ -132,7 +145,11 @@ WORKLOAD_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "how requests are dealt to clients; affinity: a document always to the same "
         "client; sorted: the whole trace by prefix, in contiguous shares",
     },
-    "--seed": {"type": int, "default": 1, "help": "the only source of chance"},
+    "--seed": {
+        "type": whole_number(0, 2**59),
+        "default": 1,
+        "help": "the only source of chance",
+    },
 }
 RUN_OPTIONS: dict[str, dict[str, Any]] = {
     "--systems": {
@@ -167,7 +184,7 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--dtype": {"choices": DTYPES, "default": "float32", "help": "of weights and KV"},
     "--threads": {
-        "type": int,
+        "type": whole_number(0, MOST_THREADS),
         "default": 0,
         "metavar": "COUNT",
         "help": "compute threads per client; 0 shares the machine's cores among its clients",
@@ -208,10 +225,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         After ``--help``.
     """
     values = vars(build_parser().parse_args(argv))
-    if values["threads"] < 0:
-        raise UsageError(f"--threads must be 0 or more, given {values['threads']}")
-    if values["seed"] < 0:
-        raise UsageError(f"--seed must be 0 or more, given {values['seed']}")
-    if values["model"] and not (Path(values["model"]) / "config.json").is_file():
-        raise UsageError(f"--model: expected a folder with config.json, given {values['model']!r}")
+    for name in ("config.json", "tokenizer.json") if values["model"] else ():
+        if not (Path(values["model"]) / name).is_file():
+            raise UsageError(f"--model: expected a folder with {name}, given {values['model']!r}")
     return Options(**values)

@@ -30,6 +30,7 @@ POPULARITIES = ("power", "zipf", "uniform", "distinct")
 RANKING, POPULARITY, QUESTION, ROUTING = 1, 2, 3, 4  # streams of the seed
 JOIN = "\n\n"
 QUESTION_FORMAT = "\n\nQuestion: {question}\nAnswer:"
+LARGEST_PARAMETER = 100  # of power and zipf: one document takes all long before
 DISTINCT_HEAD_TOKENS = 16  # contexts of the no-reuse case differ within the first block
 
 
@@ -53,11 +54,11 @@ class Popularity:
             parameter = float(value) if value else 0.0
         except ValueError:
             parameter = float("nan")
-        valid = parameter > 0 if takes_parameter else not value
+        valid = 0 < parameter <= LARGEST_PARAMETER if takes_parameter else not value
         if name not in POPULARITIES or not valid:
             raise WorkloadError(
-                "--popularity must be power:A, zipf:S (numbers above 0), uniform or distinct; "
-                f"given: {text!r}"
+                f"--popularity must be power:A, zipf:S (numbers above 0, at most "
+                f"{LARGEST_PARAMETER}), uniform or distinct; given: {text!r:.80}"
             )
         return cls(name, parameter)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from experiments.microbench.measure import (
 )
 from ptstore_mpi import KVLayout, Store, TensorView
 
-__all__ = ["MEMORY_BYTES", "measure"]
+__all__ = ["MEMORY_BYTES", "SIZES_BYTES", "measure"]
 
 HEADS, HEAD_DIM, LAYERS, BLOCK_TOKENS = 8, 128, 8, 16
 LAYOUT = KVLayout.for_attention(
@@ -29,16 +29,18 @@ COLD_BYTES = 512 << 20
 MEMORY_BYTES = 2 * (COLD_BYTES + SIZES_BYTES[-1])
 
 
-def measure(store: Store, *, repeats: int, thread_count: int) -> Iterator[Measurement]:
+def measure(
+    store: Store, *, sizes_bytes: Sequence[int], repeats: int, thread_count: int
+) -> Iterator[Measurement]:
     """Yield the measurements of every size and both views. Only one process: no launcher."""
     fresh = itertools.count()
     _touch_the_arena(store, fresh)
     memcpy = Memcpy(thread_count)
-    for size_bytes in SIZES_BYTES:
+    for size_bytes in sizes_bytes:
         for view in ("contiguous", "heads"):
             bench = _Size(store, size_bytes, view=view, fresh=fresh, memcpy=memcpy)
-            for what in (bench.load_subject(), bench.store_subject()):
-                yield from what.measure(repeats)
+            for prepare in (bench.load_subject, bench.store_subject):
+                yield from prepare().measure(repeats)
             bench.forget()
 
 
@@ -53,7 +55,7 @@ class _Size:
         self._view = view
         self._fresh = fresh
         self._memcpy = memcpy
-        self._tokens = size_bytes // LAYOUT.bytes_per_token
+        self._tokens = int(size_bytes // LAYOUT.bytes_per_token)
         count = rotation_count(size_bytes, cold_bytes=COLD_BYTES)
         self._count = count
         self._buffers = Rotation([self._make_buffers() for _ in range(min(count, 24))])
@@ -122,7 +124,7 @@ class _Size:
 def _touch_the_arena(store: Store, fresh: Iterator[int]) -> None:
     """Fill the arena once, so that every page of it is there."""
     namespace = store.namespace("touch", LAYOUT)
-    tokens = SIZES_BYTES[-1] // LAYOUT.bytes_per_token
+    tokens = int(SIZES_BYTES[-1] // LAYOUT.bytes_per_token)
     kv = [np.ones((tokens // BLOCK_TOKENS, spec.block_bytes), np.uint8) for spec in LAYOUT.tensors]
     while True:
         prompt = np.arange(tokens)

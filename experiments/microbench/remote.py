@@ -6,7 +6,7 @@ The reference has a window of its own on the same servers, which make progress f
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from experiments.common import meeting
 from experiments.microbench.measure import Measurement, Subject
 from ptstore_mpi import KVLayout, Store, TensorSpec
 
-__all__ = ["MEMORY_BYTES", "SEGMENT_TOKENS", "RawWindow", "measure"]
+__all__ = ["MEMORY_BYTES", "SEGMENT_TOKENS", "SIZES_BYTES", "RawWindow", "measure"]
 
 PIECES = {"64KiB": 64 << 10, "1MiB": 1 << 20}
 SIZES_BYTES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20)
@@ -48,7 +48,9 @@ class RawWindow:
         self._window.Free()
 
 
-def measure(store: Store, window: RawWindow, *, repeats: int) -> Iterator[Measurement]:
+def measure(
+    store: Store, window: RawWindow, *, sizes_bytes: Sequence[int], repeats: int
+) -> Iterator[Measurement]:
     """Yield the measurements of the last client, which loads what the first has stored.
 
     Collective over the clients; only the last yields.
@@ -56,7 +58,7 @@ def measure(store: Store, window: RawWindow, *, repeats: int) -> Iterator[Measur
     for piece, piece_bytes in PIECES.items():
         layout = KVLayout((TensorSpec("kv", piece_bytes),), block_tokens=SEGMENT_TOKENS)
         namespace = store.namespace(f"remote {piece}", layout)
-        for size_bytes in SIZES_BYTES:
+        for size_bytes in sizes_bytes:
             blocks = size_bytes // piece_bytes
             prompt = np.arange(blocks * SEGMENT_TOKENS) + 1
             if store.client_rank == 0:

@@ -14,6 +14,7 @@ it, so its bytes are freed only when the writer's watermark has passed (P3), nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from typing import Literal, get_args
 
@@ -71,7 +72,7 @@ class WritePath:
     ) -> None:
         self._cache = cache
         self._is_intact = is_intact
-        self._server_count = server_count
+        self._server_count = math.inf if server_count is None else server_count
         self._verify = verify
         self._unconfirmed_count = unconfirmed_count
         self.reservations = Reservations()
@@ -275,7 +276,7 @@ class WritePath:
         ancestors = request.ancestors
         parent = ancestors[-1] if ancestors else None
         own_parent: Segment | None = None
-        if parent is not None and not self._exists(segment_owner(parent.segment)):
+        if parent is not None and segment_owner(parent.segment) >= self._server_count:
             return refused("gone")
         if parent is not None and segment_owner(parent.segment) == self._cache.server:
             own_parent = self._cache.find(parent)
@@ -300,9 +301,6 @@ class WritePath:
             linked=parent is None or own_parent is not None,
             mapped=request.mapped,
         )
-
-    def _exists(self, server: ServerIndex) -> bool:
-        return self._server_count is None or server < self._server_count
 
     def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]

@@ -192,7 +192,7 @@ def _set_up(
             sim.watch(checker(sim, workload.salts))
     for server, part in itertools.product(sim.memories, (1, 2, 3) if is_young else ()):
         size = whole_pages(config.arena_bytes * part // 3)
-        sim.at(sim.now + rng.random() / 4 * part, partial(sim.grow, server, size))
+        sim.at(sim.now + 0.1 * rng.random() * part, partial(sim.grow, server, size))
     players: list[Player] = []
     for place, client in enumerate(sim.clients):
         player = Player(sim, client, salt=workload.salts[place % len(workload.salts)])
@@ -216,7 +216,7 @@ def _settle(sim: Simulation, players: Iterable[Player]) -> None:
 
 def _leave(sim: Simulation, player: Player) -> Any:
     context = sim.contexts[player.client]
-    yield from maintain.drain(context, sim.now + _SETTLE_S)
+    yield from maintain.drain(context, sim.transports[player.client].now() + _SETTLE_S)
     yield from maintain.bye(context)
 
 

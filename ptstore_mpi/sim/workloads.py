@@ -115,9 +115,8 @@ class Player:
 
     def look(self) -> Script:
         """Ask every server for its counters."""
-        operation = maintain.server_counters(
-            self.sim.contexts[self.client], self.sim.now + self.sim.config.match_timeout_s
-        )
+        until = self.sim.transports[self.client].now() + self.sim.config.match_timeout_s
+        operation = maintain.server_counters(self.sim.contexts[self.client], until)
         yield from self._operate("match", operation)
 
     def _hesitant(self, operation: Operation[StoreResult], hesitate_s: float) -> Script:

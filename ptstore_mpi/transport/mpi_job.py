@@ -10,11 +10,13 @@ MPI call on more ranks than cores starves those that compute.
     |-- control, data, peers   requests and replies; data of stores; server to server
     |-- fetches                with `p2p`: asks and the bytes of loads
     |-- clients                for the caller's own use
+    |-- leave                  where clients wait at the end until the last one has come
     `-- window                 with `mpi`: one over all arenas
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -49,6 +51,7 @@ class _Host(msgspec.Struct, frozen=True):
     node: int
     settings: bytes
     shared_memory_free_bytes: int
+    error: str | None
 
 
 class MpiJob:
@@ -65,39 +68,67 @@ class MpiJob:
     ------
     ConfigError
         On every rank: the settings differ between ranks, the roles cannot be dealt, or the
-        arenas of one host do not fit its shared memory.
+        arenas of one host do not fit its shared memory, or that cannot be asked.
     TransportError
         On every rank: an arena cannot be made or mapped.
     """
 
     def __init__(self, config: Config, comm: MPI.Comm) -> None:
-        self._launcher = LauncherWatch()
-        lower_timer_slack()
-        self.config = config
-        self._idle = Idle(config)
-        self._idle.until(comm.Ibarrier().Test)  # the ranks may start seconds apart
-        with abort_after(config.close_timeout_s, "open"):
-            self.comm = _duplicate(comm, "ptstore")
-            self._stall = self._watch_for_stalls()
-            self.topology, hosts = self._meet()
-            rank = self.comm.Get_rank()
-            self._node_comm = self.comm.Split(self.topology.nodes[rank], rank)
-            self.is_server = self.topology.is_server(rank)
-            self._control = _duplicate(self.comm, "ptstore-control")
-            self._data = _duplicate(self.comm, "ptstore-data")
-            self._peers = _duplicate(self.comm, "ptstore-peers")
-            self.role_comm = self.comm.Split(int(self.is_server), rank)
-            self._arenas = self._map_arenas()
+        with contextlib.ExitStack() as undo:
+            undo.callback(LauncherWatch().close)
+            lower_timer_slack()
+            self.config = config
+            self._idle = Idle(config)
+            self._comms: list[MPI.Intracomm] = []
+            self._idle.until(comm.Ibarrier().Test)  # the ranks may start seconds apart
+            with abort_after(config.close_timeout_s, "open"):
+                self.comm = self._keep(comm.Dup(), "ptstore")
+                self._stall = self._watch_for_stalls()
+                undo.callback(self._stall.close)
+                hosts = self._settle()
             own = self._arenas[self._server_index()] if self.is_server else None
+            # Outside of that limit: a probe has one of its own, which may be longer.
             chosen = choose_transport(config, comm=self.comm, topology=self.topology, own=own)
             self.choice, self._window = chosen.choice, chosen.window
-            self._fetches = None
-            if self.choice.name == "p2p":
-                self._fetches = _duplicate(self.comm, "ptstore-fetches")
-            self.server = self._make_server(own) if own is not None else None
-            self.transport = None if self.is_server else self._make_transport(hosts)
+            with abort_after(config.close_timeout_s, "open"):
+                self._fetches = None
+                if self.choice.name == "p2p":
+                    self._fetches = self._keep(self.comm.Dup(), "ptstore-fetches")
+                self.server = self._make_server(own) if own is not None else None
+                self.transport = None if self.is_server else self._make_transport(hosts)
+            self._watches = undo.pop_all()
 
     # -- open ------------------------------------------------------------------------------
+
+    def _settle(self) -> list[_Host]:
+        """Deal the roles, make communicators and arenas; where that fails it fails everywhere."""
+        rank = self.comm.Get_rank()
+        try:
+            self.topology, hosts = self._meet()
+            self.is_server = self.topology.is_server(rank)
+            node = self.topology.nodes[rank]
+            self._node_comm = self._keep(self.comm.Split(node, rank), "ptstore-node")
+            self._control = self._keep(self.comm.Dup(), "ptstore-control")
+            self._data = self._keep(self.comm.Dup(), "ptstore-data")
+            self._peers = self._keep(self.comm.Dup(), "ptstore-peers")
+            self.role_comm = self._keep(self.comm.Split(int(self.is_server), rank), "ptstore-role")
+            self._leave = self._keep(self.role_comm.Dup(), "ptstore-leave")
+            self._arenas = self._map_arenas()
+        except PTStoreError:
+            self._free_communicators()
+            raise
+        return hosts
+
+    def _keep(self, comm: MPI.Comm, name: str) -> MPI.Intracomm:
+        """Name ``comm`` and have it freed at the end."""
+        assert isinstance(comm, MPI.Intracomm)
+        comm.Set_name(name)
+        self._comms.append(comm)
+        return comm
+
+    def _free_communicators(self) -> None:
+        while self._comms:
+            self._comms.pop().Free()
 
     def _watch_for_stalls(self) -> StallWatch:
         moment = time.strftime("%Y%m%dT%H%M%S")
@@ -109,12 +140,13 @@ class MpiJob:
         host_comm = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.comm.Get_rank())
         lowest_rank = host_comm.allreduce(self.comm.Get_rank(), op=MPI.MIN)
         host_comm.Free()
-        mine = _Host(
-            socket.gethostname(),
-            lowest_rank,
-            msgspec.json.encode(self.config),
-            free_bytes_of(self.config.shared_memory_dir),
-        )
+        free_bytes, error = 0, None
+        try:
+            free_bytes = free_bytes_of(self.config.shared_memory_dir)
+        except ConfigError as raised:
+            error = str(raised)
+        settings = msgspec.json.encode(self.config)
+        mine = _Host(socket.gethostname(), lowest_rank, settings, free_bytes, error)
         hosts: list[_Host] = self.comm.allgather(mine)
         differing = [rank for rank, host in enumerate(hosts) if host.settings != hosts[0].settings]
         if differing:
@@ -123,6 +155,9 @@ class MpiJob:
                 f"{hosts[0].settings.decode()}, rank {differing[0]} has "
                 f"{hosts[differing[0]].settings.decode()}"
             )
+        for host in hosts:
+            if host.error is not None:
+                raise ConfigError(f"host {host.name}: {host.error}")
         nodes = [host.node for host in hosts]
         if self.config.virtual_node_count:
             nodes = split_nodes(nodes, self.config.virtual_node_count)
@@ -158,6 +193,8 @@ class MpiJob:
         for arena in arenas.values():
             arena.unlink()
         if failures:
+            for arena in arenas.values():
+                arena.close()
             raise TransportError(failures[0])
         for arena in arenas.values():
             arena.start_populating()
@@ -168,7 +205,12 @@ class MpiJob:
 
     def _make_server(self, arena: Arena) -> MpiServer:
         return MpiServer(
-            make_handler(self._server_index(), arena.memory, self.config),
+            make_handler(
+                self._server_index(),
+                arena.memory,
+                self.config,
+                server_count=len(self.topology.server_ranks),
+            ),
             arena,
             control=self._control,
             peers=self._peers,
@@ -204,9 +246,15 @@ class MpiJob:
     # -- close -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release everything. Servers have served until every client left; clients have left."""
-        self._wait(self.comm.Ibarrier())
+        """Release everything. Servers have served until every client left; clients have left.
+
+        Clients wait for each other without a deadline: one may still compute for hours. From
+        then on a client gives the servers ``close_timeout_s``.
+        """
+        everybody = self.comm.Ibarrier()
+        self._wait(self._leave.Ibarrier() if self.server is None else everybody)
         with abort_after(self.config.close_timeout_s, "close", evidence=self._stall.report):
+            self._wait(everybody)
             if self.server is not None:
                 self._drain_peers(self.server)
             self._wait(self.comm.Ibarrier())
@@ -214,18 +262,8 @@ class MpiJob:
                 self._window.close(self._idle)
             for arena in self._arenas.values():
                 arena.close()
-            for comm in (
-                *([self._fetches] if self._fetches is not None else []),
-                self.role_comm,
-                self._peers,
-                self._data,
-                self._control,
-                self._node_comm,
-                self.comm,
-            ):
-                comm.Free()
-        self._stall.close()
-        self._launcher.close()
+            self._free_communicators()
+        self._watches.close()
 
     def _wait(self, request: MPI.Request) -> None:
         """Wait for the others while serving on, or taking what is still on its way here."""
@@ -259,10 +297,3 @@ def automatic_copy_threads(client_count: int, *, core_count: int | None = None) 
     """Return the threads of a copy where ``client_count`` clients share a host's cores."""
     cores = len(os.sched_getaffinity(0)) if core_count is None else core_count
     return max(1, min(4, cores // client_count))
-
-
-def _duplicate(comm: MPI.Comm, name: str) -> MPI.Intracomm:
-    duplicate = comm.Dup()
-    duplicate.Set_name(name)
-    assert isinstance(duplicate, MPI.Intracomm)
-    return duplicate

@@ -58,7 +58,8 @@ def netmod(library_version: str, environment: Mapping[str, str]) -> str:
     """
     found = _DEVICE.search(library_version)
     built = found[1].replace(",", " ").split() if found else []
-    chosen = environment.get(_NETMOD_VARIABLE) or (built[0] if len(built) == 1 else "")
-    name = chosen or "not known" + (f" (built with {', '.join(built)})" if built else "")
+    name = environment.get(_NETMOD_VARIABLE) or (built[0] if built else "not known")
+    if len(built) > 1 and not environment.get(_NETMOD_VARIABLE):
+        name += " (the library's default)"  # the first that it was built with
     hints = [f"{key}={environment[key]}" for key in _HINTS if environment.get(key)]
     return ", ".join([name, *hints])

@@ -61,11 +61,15 @@ def choose_transport(
     if config.transport == "p2p":
         return Chosen(TransportChoice("p2p", "asked for", library), None)
     memory = None if own is None else own.memory
+
+    def unprobed(reason: str) -> Chosen:
+        with abort_after(config.close_timeout_s, "open"):
+            return Chosen(TransportChoice("mpi", reason, library), Window(memory, comm))
+
     if config.transport == "mpi":
-        return Chosen(TransportChoice("mpi", "asked for", library), Window(memory, comm))
+        return unprobed("asked for")
     if topology.node_count == 1:
-        reason = "one node: no bytes cross a wire"
-        return Chosen(TransportChoice("mpi", reason, library), Window(memory, comm))
+        return unprobed("one node: no bytes cross a wire")
     hang = known_hang(version)
     if hang is not None:
         return _told(Chosen(TransportChoice("p2p", hang, library, is_fallback=True), None), comm)
@@ -128,7 +132,7 @@ class _Probe:
     def run(self, window: Window) -> tuple[str | None, float]:
         """Return why the window cannot be used, or None, and the slowest client's time, s."""
         self._idle.until(self._comm.Ibarrier().Test)  # all patterns are written
-        late, wrong, took_s = 0, 0, 0.0
+        is_late, is_wrong, took_s = False, False, 0.0
         server = None
         if not self._topology.is_server(self._rank):
             server = server_to_probe(self._topology, self._rank)
@@ -136,23 +140,29 @@ class _Probe:
             started = time.monotonic()
             found = self._read(window, server)
             took_s = time.monotonic() - started
-            late = int(found is None)
+            is_late = found is None
             if found is not None:
-                wrong = int(not np.array_equal(found, pattern_of(server, self._nbytes)))
-        # The largest of each; of the failing ranks that is the lowest.
-        failing = self._comm.Get_size() - self._rank if late or wrong else 0
-        mine = np.array([late, wrong, failing, int(took_s * 1e6)], np.int64)
+                is_wrong = not np.array_equal(found, pattern_of(server, self._nbytes))
+        # The least of each: of the ranks that failed in one way that is the lowest.
+        nobody = self._comm.Get_size()
+        mine = np.array(
+            [
+                self._rank if is_late else nobody,
+                self._rank if is_wrong else nobody,
+                -int(took_s * 1e6),
+            ],
+            np.int64,
+        )
         worst = np.empty_like(mine)
-        self._idle.until(self._comm.Iallreduce(mine, worst, op=MPI.MAX).Test)
-        late, wrong, failing, took_us = worst.tolist()
-        where = f"(rank {self._comm.Get_size() - failing})"
-        if late:
-            failure = f"a probing MPI_Get did not end within {self._config.probe_timeout_s:g} s"
-        elif wrong:
-            failure = "a probing MPI_Get brought wrong bytes"
-        else:
-            return None, took_us / 1e6
-        return f"{failure} {where}", took_us / 1e6
+        self._idle.until(self._comm.Iallreduce(mine, worst, op=MPI.MIN).Test)
+        late_rank, wrong_rank, took_us = worst.tolist()
+        failure = None
+        if late_rank < nobody:
+            limit = f"{self._config.probe_timeout_s:g} s"
+            failure = f"a probing MPI_Get did not end within {limit} (rank {late_rank})"
+        elif wrong_rank < nobody:
+            failure = f"a probing MPI_Get brought wrong bytes (rank {wrong_rank})"
+        return failure, -took_us / 1e6
 
     def _read(self, window: Window, server: ServerIndex) -> Memory | None:
         """Return what a Get brought; None where it was late."""

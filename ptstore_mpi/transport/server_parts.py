@@ -17,7 +17,7 @@ __all__ = ["check_shared_memory", "make_handler"]
 
 
 def check_shared_memory(config: Config, *, host: str, server_count: int, free_bytes: int) -> None:
-    """Refuse arenas that the shared memory of one host cannot hold.
+    """Refuse arenas that the shared memory or the memory of one host cannot hold.
 
     Raises
     ------
@@ -28,8 +28,8 @@ def check_shared_memory(config: Config, *, host: str, server_count: int, free_by
     if wanted > free_bytes:
         raise ConfigError(
             f"host {host}: {server_count} server(s) want arenas of {wanted} bytes in "
-            f"{config.shared_memory_dir}, which has {free_bytes} bytes free; lower memory_bytes "
-            f"({config.memory_bytes})"
+            f"{config.shared_memory_dir}, but there and in memory {free_bytes} bytes are free; "
+            f"lower memory_bytes ({config.memory_bytes})"
         )
 
 
@@ -38,6 +38,7 @@ def make_handler(
     memory: Memory | None,
     config: Config,
     *,
+    server_count: int,
     populated_bytes: int = 0,
     generation_bits: int = GENERATION_BITS,
     peer_resend_s: float = 1.0,
@@ -49,6 +50,8 @@ def make_handler(
     server, memory, config
         The server, its arena's bytes, the settings of the job. Without a memory bytes are only
         counted, and never bad.
+    server_count
+        Servers of the job.
     populated_bytes
         Pages of the arena that may be used from the beginning.
     generation_bits
@@ -78,6 +81,7 @@ def make_handler(
             generation_bits=generation_bits,
         ),
         is_intact=is_intact,
+        server_count=server_count,
         lease_cap_s=config.lease_cap_s,
         unconfirmed_count=config.unconfirmed_count,
         peer_resend_s=peer_resend_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -12,10 +13,18 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-__all__ = ["abort", "abort_after"]
+__all__ = ["abort", "abort_after", "before_abort"]
 
 _LAST_WORDS_S = 0.3  # launchers forward what was printed some time after the abort, or never
 _KILL_AFTER_S = 3.0
+
+_last_act: Callable[[str], None] | None = None
+
+
+def before_abort(act: Callable[[str], None] | None) -> None:
+    """Have ``act(message)`` called by `abort` first, on the rank that aborts; None: nothing."""
+    global _last_act
+    _last_act = act
 
 
 def abort(message: str) -> NoReturn:
@@ -24,6 +33,9 @@ def abort(message: str) -> NoReturn:
     A call that hangs inside MPI may hold the lock that `MPI_Abort` wants: then the process ends
     without it, and its launcher ends the others.
     """
+    if _last_act is not None:
+        with contextlib.suppress(Exception):
+            _last_act(message)
     killer = threading.Timer(_KILL_AFTER_S, os._exit, (1,))
     killer.daemon = True
     killer.start()

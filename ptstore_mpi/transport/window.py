@@ -6,19 +6,16 @@ that is the caller's, under a deadline.
 
 from __future__ import annotations
 
-import atexit
 import sys
-import time
 
 import numpy as np
 from mpi4py import MPI
 
 from ptstore_mpi.arena import Memory
 from ptstore_mpi.idle import Idle
+from ptstore_mpi.transport.ending import end_without_finalize
 
 __all__ = ["Window"]
-
-_POLL_S = 1e-3
 
 
 class Window:
@@ -71,20 +68,8 @@ class Window:
                 flush=True,
             )
         if not _left_over and self._comm.Get_size() == MPI.COMM_WORLD.Get_size():
-            atexit.register(_end_together, self._comm.Dup())
+            end_without_finalize(self._comm)
         _left_over.append(self)
 
 
 _left_over: list[Window] = []
-
-
-def _end_together(comm: MPI.Intracomm) -> None:
-    """End every process of the job with exit code 0, once all have come to their end."""
-    if MPI.Is_finalized():
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    request = comm.Ibarrier()  # no deadline: somebody may still be writing results
-    while not request.Test():
-        time.sleep(_POLL_S)
-    MPI.COMM_WORLD.Abort(0)

@@ -38,3 +38,13 @@ def test_as_a_job(example: Path) -> None:
     mpiexec = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
     lines = outputs([mpiexec, "-n", "4", sys.executable, "-m", "mpi4py", str(example)])
     assert [line[:19] for line in lines] == [f"client {rank}: 96 tokens" for rank in range(3)]
+
+
+def test_as_a_job_of_two_nodes(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTSTORE_VIRTUAL_NODE_COUNT", "2")
+    mpiexec = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
+    near, far = outputs([mpiexec, "-n", "4", sys.executable, "-m", "mpi4py", str(example)])
+    assert near.startswith("client 0: 96 tokens")
+    assert far.startswith("client 1: 96 tokens")
+    assert "'owned': 96" in near
+    assert "'remote': 96" in far

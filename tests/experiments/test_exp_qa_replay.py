@@ -169,8 +169,8 @@ def test_an_error_in_a_system_leaves_the_flushed_batches(run_driver, monkeypatch
         (["--memory-bytes-per-node", "0"], "expected a size above 0"),
         (["--context-tokens", "0"], "expected a whole number of at least 1"),
         (["--routing", "psychic"], "invalid choice"),
-        (["--seed", "-3"], "--seed must be 0 or more"),
-        (["--threads", "-1"], "--threads must be 0 or more"),
+        (["--seed", "-3"], "--seed: expected a whole number of at least 0"),
+        (["--threads", "-1"], "--threads: expected a whole number of at least 0"),
         (["--model", "/nowhere"], "--model: expected a folder with config.json"),
     ],
 )

@@ -41,8 +41,12 @@ def test_a_job_that_is_fit(monkeypatch, netmod):
 @pytest.mark.parametrize(
     ("variable", "value", "error"),
     [
-        ("PTSTORE_VERIFY", "never", "verify (environment variable PTSTORE_*)"),
-        ("PTSTORE_MEMORY_BYTES", "1000TB", "lower memory_bytes"),
+        (
+            "PTSTORE_VERIFY",
+            "never",
+            "verify (environment variable PTSTORE_VERIFY): expected one of off, remote",
+        ),
+        ("PTSTORE_MEMORY_BYTES", "100TB", "lower memory_bytes"),
         ("PTSTORE_SERVERS_PER_NODE", "5", "servers_per_node = 5, but node 0 has only 2"),
     ],
 )
@@ -52,6 +56,17 @@ def test_a_job_that_cannot_open(monkeypatch, variable, value, error):
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count(error) == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_job_that_hangs_while_it_opens(monkeypatch):
+    monkeypatch.setenv("PTSTORE_PROBE_FAULT", "stuck")
+    monkeypatch.setenv("PTSTORE_PROBE_TIMEOUT_S", "0.5")
+    done = run_ranks([*DOCTOR, "--json"], ranks=4, nodes=2)
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert not report["usable"]
+    assert report["mpi"]["library"].startswith("MPICH")
+    assert "phase 'probe' did not end within" in report["error"]
 
 
 def test_alone_by_its_own_name():

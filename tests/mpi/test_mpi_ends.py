@@ -112,6 +112,30 @@ def test_an_exception_ends_the_job(start, phase):
     assert "RuntimeError: the engine fell over" in job.words()
 
 
+@pytest.mark.parametrize("mode", ["settings", "doctor"])
+def test_a_wrong_setting_ends_the_job_before_it_is_one(start, mode):
+    job = start(mode)
+    job.await_end()
+    assert job.launcher.returncode == 1
+
+
+@pytest.mark.parametrize("netmod", ["ucx", "ofi"])
+def test_a_server_that_stands_still_does_not_hold_up_the_close(start, netmod):
+    job = start("stopped", netmod)
+    (left,) = job.notes("left", 1).values()
+    job.await_end()
+    assert time.time() - float(left) > 3
+    assert job.launcher.returncode != 0
+    assert "phase 'close' did not end within 3 s" in job.words()
+
+
+def test_clients_wait_in_close_for_one_that_computes(start):
+    job = start("late")
+    job.notes("left", 1)
+    job.await_end()
+    assert job.launcher.returncode == 0, job.words()
+
+
 @pytest.mark.parametrize(("netmod", "victim"), [("ucx", 0), ("ofi", 2), ("ucx", 3)])
 def test_a_killed_rank_ends_the_job(start, netmod, victim):
     job = start("wait", netmod)

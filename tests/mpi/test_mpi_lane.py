@@ -76,6 +76,8 @@ def test_loads_beside_a_busy_client(netmod):
         ("settings", "the settings must be equal on every rank"),
         ("memory", "lower memory_bytes"),
         ("roles", "servers_per_node = 7, but node 0 has only 2"),
+        ("folder", "the settings must be equal on every rank"),
+        ("variable", "environment variable PTSTORE_TRANSPORT"),
     ],
 )
 def test_an_error_ends_the_whole_job(fault, expected):
@@ -87,4 +89,5 @@ def test_an_error_ends_the_whole_job(fault, expected):
     if fault == "main":
         assert "RuntimeError: the engine fell over" in done.stderr
     else:
+        assert "ptstore: rank 0: cannot open the job: " in done.stderr
         assert "Traceback" not in done.stderr

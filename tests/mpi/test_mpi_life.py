@@ -51,3 +51,11 @@ def test_answers_that_nobody_takes_do_not_hold_up_the_close(segments, nodes):
     done = run_ranks([PROGRAMS / "late_reply.py", str(segments)], ranks=4, nodes=nodes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("closed") == 4
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_program_goes_on_after_jobs_that_could_not_open(nodes):
+    done = run_ranks([PROGRAMS / "caught.py"], ranks=4, nodes=nodes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("went on") == 4
+    assert not done.stderr, "MPI complains at the end where a handle was not freed"

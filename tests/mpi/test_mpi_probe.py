@@ -50,6 +50,38 @@ def test_a_get_that_was_only_late_leaves_nothing_behind(netmod):
     assert line.startswith("ptstore: transport p2p: ")
 
 
+def test_the_rank_that_is_named_is_one_that_failed_in_that_way():
+    done = run_ranks([PROGRAM, "wrong_and_late", "probe_timeout_s=0.5"], ranks=4, nodes=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("did not end within 0.5 s (rank 3)") == 2, done.stdout
+
+
+def test_a_probe_may_take_longer_than_the_open_around_it():
+    settings = ["probe_fault=hang", "probe_timeout_s=4", "close_timeout_s=3"]
+    done = run_ranks([PROGRAM, *settings], ranks=4, nodes=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("did not end within 4 s (rank 1)") == 2, done.stdout
+
+
+@pytest.mark.parametrize("netmod", ["ucx", "ofi"])
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("clean", 0, "will end without MPI_Finalize"),
+        ("exit", 3, "Abort(3)"),
+        ("raise", 1, "RuntimeError: the results do not add up"),
+    ],
+)
+def test_after_a_fallback_a_job_ends_as_its_processes_do(netmod, mode, code, words):
+    program = [PROGRAM.with_name("after.py"), mode]
+    done = run_ranks(program, ranks=4, nodes=2, netmod=netmod, timeout_s=30)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stderr
+    if mode == "clean":
+        assert done.stdout.count("is done") == 4
+        assert "Abort" not in done.stderr
+
+
 @pytest.mark.parametrize("netmod", ["ucx", "ofi"])
 def test_a_call_that_never_returns_ends_the_job_and_says_what_to_set(netmod):
     started = time.monotonic()

@@ -440,13 +440,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "pass",
     ),
     _one(
-        "requests that wait for pages are forgotten",
-        "liveness",
-        WritePath.retry_waiting,
-        "for request in waiting:\n        yield from self.reserve(request, now)",
-        "yield from ()",
-    ),
-    _one(
         "servers owe each other no word",
         "P7",
         PeerLink.receive,

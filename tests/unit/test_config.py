@@ -132,6 +132,16 @@ def test_the_constructor_refuses_them_too(name, value):
         Config(**{name: value})
 
 
+def test_a_wrong_variable_is_named_with_what_it_may_be():
+    expected = (
+        r"\(environment variable PTSTORE_TRANSPORT\): expected one of auto, mpi, p2p, got 'rma'"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        Config.load(environment={"PTSTORE_TRANSPORT": "rma"})
+    with pytest.raises(ConfigError, match="expected one of auto, mpi, p2p, got 'rma'"):
+        Config(transport="rma")
+
+
 def test_naps_that_contradict_each_other():
     with pytest.raises(ConfigError, match=r"nap_first_s.*nap_cap_s"):
         Config(nap_first_s=1.0, nap_cap_s=0.5)

@@ -31,6 +31,7 @@ JOB = JobFacts(
     node_count=2,
     server_count=2,
     client_count=6,
+    clientless_node_count=0,
     virtual_node_count=0,
     transport="mpi",
     transport_reason="probed: MPI_Get works",
@@ -57,7 +58,8 @@ def test_nothing_to_advise():
 @pytest.mark.parametrize(
     ("part", "changes", "advice"),
     [
-        ("job", {"rank_count": 1}, "mpiexec -n 4"),
+        ("job", {"rank_count": 1, "virtual_node_count": 9}, "virtual_node_count can work"),
+        ("job", {"clientless_node_count": 2}, "2 node(s) only serve"),
         ("mpi", {"started_by_mpi4py": False}, "python -m mpi4py"),
         ("mpi", {"thread_level": "serialized"}, "thread level serialized"),
         ("job", {"transport": "p2p", "is_fallback": True}, 'set transport = "p2p"'),

@@ -18,7 +18,7 @@ SAMPLES = {
     bool: True,
     SegmentRef: REF,
     tuple[SegmentRef, ...]: (REF, REF),
-    tuple[int, ...]: (0, 4096, 1 << 40),
+    tuple[int, ...]: (1, 4),
     tuple[m.Grant, ...]: (m.Grant(1 << 40, 16, b"1234"), m.Grant(0, 1, b"")),
     dict[str, int]: {"free_bytes": 1 << 50},
     m.WriteStatus: "published",

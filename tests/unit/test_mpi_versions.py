@@ -53,7 +53,7 @@ ONE = "MPICH Version: 4.3\nMPICH Device:       ch4:ofi\n"
 @pytest.mark.parametrize(
     ("version", "environment", "told"),
     [
-        (BOTH, {}, "not known (built with ucx, ofi)"),
+        (BOTH, {}, "ucx (the library's default)"),
         (BOTH, {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}, "ofi, FI_PROVIDER=tcp"),
         (ONE, {"UCX_TLS": ""}, "ofi"),
         (OPENMPI, {"OMPI_MCA_pml": "ucx"}, "not known, OMPI_MCA_pml=ucx"),

@@ -22,6 +22,8 @@ from ptstore_mpi.types import LoadResult, Match, ServerIndex
 
 __all__ = ["Held"]
 
+_ROUNDING_S = 1e-9
+
 
 class Held(Checker):
     """4: neither what is leased nor what a client may still be writing is ever reused.
@@ -85,7 +87,8 @@ class Held(Checker):
         limit_s = limits_s.get(type(message))
         if limit_s is not None and isinstance(message, AcquireRequest | ReserveRequest):
             left_s = message.remaining_s
-            self.require(0 <= left_s <= limit_s, f"a request asks for {left_s} s of {limit_s} s")
+            fits = 0 <= left_s <= limit_s + _ROUNDING_S
+            self.require(fits, f"a request asks for {left_s} s of {limit_s} s")
 
     def transferred(self, client: int, token: int) -> None:
         """Note a Get that ended too late, unless it is left over from an earlier load."""

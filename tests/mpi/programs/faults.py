@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from ptstore_mpi import Store
 from ptstore_mpi.protocol.effects import AwaitTokens, Effect, Send, StartGet, StartWrite
 from ptstore_mpi.protocol.placement import place
@@ -86,7 +84,7 @@ def prompts_of_first_server(bench: Bench, space: Space, count: int, length: int)
     found: list[Tokens] = []
     while len(found) < count:
         prompt = bench.tokens(length)
-        first = space.namespace._hash(prompt.astype(np.uint32))[0].tobytes()
+        first = space.namespace.block_hashes(prompt)[0].tobytes()
         if place("random", first, server_count=2, near=(), free_bytes={}) == 0:
             found.append(prompt)
     return found

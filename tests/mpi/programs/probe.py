@@ -1,6 +1,7 @@
 """Store on one node, load on the other, and say which transport carried the bytes and why.
 
-usage: probe.py [FIELD=VALUE ...]     fields of Config
+usage: probe.py [wrong_and_late] [FIELD=VALUE ...]     fields of Config
+       wrong_and_late: the probe brings rank 1 wrong bytes, and rank 3 none in time
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import sys
 import time
 
 import numpy as np
+from mpi4py import MPI
 
 import ptstore_mpi
 from ptstore_mpi import Config, KVLayout, Store
+from ptstore_mpi.arena import Memory
 from ptstore_mpi.testing.oracle import Oracle
+from ptstore_mpi.transport import probe as probing
 
 LAYOUT = KVLayout.for_attention(layers=2, kv_heads=2, head_dim=64, dtype="float32")
 PROMPT = np.arange(512)
@@ -37,5 +41,12 @@ def main(store: Store) -> None:
     sys.stdout.flush()
 
 
+def read_wrong_or_late(probe: probing._Probe, *_: object) -> Memory | None:
+    return None if MPI.COMM_WORLD.Get_rank() == 3 else np.zeros(probe._nbytes, np.uint8)
+
+
+if "wrong_and_late" in sys.argv:
+    sys.argv.remove("wrong_and_late")
+    probing._Probe._read = read_wrong_or_late
 given = dict(argument.split("=") for argument in sys.argv[1:])
 ptstore_mpi.run(main, Config.load(memory_bytes=32 << 20, **given))
