@@ -243,9 +243,9 @@ def _tokens_table(rows: list[dict[str, Any]]) -> Any:
 
 def _rma_note(file: h5py.File, row: dict[str, Any]) -> str:
     per_token = attribute(file, "bytes_per_token", 0)
-    if not isinstance(per_token, int | np.integer):
+    if not isinstance(per_token, int | float | np.number) or not 0 <= per_token < float("inf"):
         raise ReportError(
-            f"{file.filename}: attribute 'bytes_per_token': expected a whole number, "
+            f"{file.filename}: attribute 'bytes_per_token': expected a number of bytes, "
             f"found {per_token!r:.80}"
         )
     remote = row["tokens"]["remote"]
@@ -253,7 +253,7 @@ def _rma_note(file: h5py.File, row: dict[str, Any]) -> str:
     by = "in messages" if attribute(file, "transport") == "p2p" else "by RMA"
     return (
         f"{row['system']}: {row[RMA_COUNTER]:,} bytes {by}; {remote:,} remote tokens x "
-        f"{per_token:,} bytes = {remote * per_token:,}, and {discarded:,} discarded"
+        f"{per_token:,.12g} bytes = {remote * per_token:,.0f}, and {discarded:,} discarded"
     )
 
 
