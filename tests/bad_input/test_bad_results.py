@@ -101,7 +101,7 @@ REPORTED = [
     kind("counter_text", replace("batches/ptstore/counters/rma_bytes", ["a", "b"]), "rma_bytes"),
     kind("no_systems", attribute("systems", "evo"), r"expected samples of \['evo'\], found none"),
     kind("systems_list", attribute("systems", [1, 2]), "'systems': expected one value"),
-    kind("bytes_per_token", attribute("bytes_per_token", "many"), "a number of bytes, found 'many'"),
+    kind("bytes_per_token", attribute("bytes_per_token", "many"), r"number of bytes, found 'many'"),
     kind("of_another_experiment", attribute("experiment", "exp_microbench"), "measurements"),
 ]  # fmt: skip
 
