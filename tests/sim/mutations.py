@@ -491,8 +491,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "what is inherited is not charged",
         "invariant 7",
-        OwnedCache.rebase,
-        "self.metadata_bytes += more",
+        OwnedCache.reserve,
+        "metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))",
         "pass",
     ),
     _one(

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.sim.checkers.base import Checker
 from ptstore_mpi.sim.faults import FaultPlan
 from ptstore_mpi.sim.prompts import Prompt
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.workloads import Player
-from ptstore_mpi.types import LoadResult, Match, StoreResult
+from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult
 
 __all__ = ["Useful"]
 
 _REFUSALS = ("stored", "known", "dedup", "full")
-_RACES = ("gone",)  # of a client against another that removes
 
 
 class Useful(Checker):
@@ -28,19 +28,28 @@ class Useful(Checker):
     def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
         super().__init__(sim, salts)
         self._calm = sim.dice.plan == FaultPlan()
+        self._removed_any = False
+
+    def retired(self, server: ServerIndex, segment: Segment) -> None:
+        """From the first removal on, a client may find that something has gone."""
+        self._removed_any = True
 
     def matched(self, player: Player, prompt: Prompt, match: Match, *, since: int) -> None:
         """Every server answers."""
         self.require(not self._calm or match.reason != "partial", f"{match}: nobody was silent")
 
     def loaded(self, player: Player, prompt: Prompt, match: Match, **how: Any) -> None:
-        """What was just found is loaded, wholly."""
+        """What was found is loaded, wholly."""
         result: LoadResult | None = how["result"]
-        if self._calm and not how["held"]:
-            fine = result is not None and result.reason in ("loaded", "nothing", *_RACES)
+        if self._calm:
+            fine = result is not None and result.reason in ("loaded", "nothing", *self._races)
             self.require(fine, f"{match}: {result}")
 
     def stored(self, player: Player, prompt: Prompt, result: StoreResult, **how: Any) -> None:
         """What there is room for is stored."""
         if self._calm:
-            self.require(result.reason in (*_REFUSALS, *_RACES), f"{prompt}: {result}")
+            self.require(result.reason in (*_REFUSALS, *self._races), f"{prompt}: {result}")
+
+    @property
+    def _races(self) -> tuple[str, ...]:
+        return ("gone",) if self._removed_any else ()
