@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -95,8 +96,9 @@ class StallWatch:
 
     def _dump(self, why: str) -> None:
         self._reported = True
-        with self._path.open("a") as file:
-            file.write(f"== rank {self._rank} on {socket.gethostname()} {why}\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.write("\n")
+        with tempfile.TemporaryFile("w+") as stacks:
+            faulthandler.dump_traceback(stacks, all_threads=True)
+            stacks.seek(0)
+            text = f"== rank {self._rank} on {socket.gethostname()} {why}\n{stacks.read()}\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(text.encode())  # in one piece: others write at the same time
