@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ptstore_mpi.cache.segment import Segment
+from ptstore_mpi.protocol.messages import ClearRequest, DropRequest, Request
 from ptstore_mpi.sim.checkers.base import Checker
 from ptstore_mpi.sim.faults import FaultPlan
 from ptstore_mpi.sim.prompts import Prompt
@@ -30,9 +30,9 @@ class Useful(Checker):
         self._calm = sim.dice.plan == FaultPlan()
         self._removed_any = False
 
-    def retired(self, server: ServerIndex, segment: Segment) -> None:
+    def request(self, server: ServerIndex, message: Request) -> None:
         """From the first removal on, a client may find that something has gone."""
-        self._removed_any = True
+        self._removed_any |= isinstance(message, ClearRequest | DropRequest)
 
     def matched(self, player: Player, prompt: Prompt, match: Match, *, since: int) -> None:
         """Every server answers."""
