@@ -65,8 +65,9 @@ def measure(
                 _store_scattered(namespace, prompt, blocks=blocks, piece_bytes=piece_bytes)
             meeting.meet(store.comm)
             if store.client_rank == store.client_count - 1:
-                subject = _subject(namespace, prompt, window, store=store, size_bytes=size_bytes)
-                yield from subject(piece).measure(repeats)
+                name = f"remote_load/{piece}"
+                subject = _subject(name, namespace, prompt, window=window, store=store)
+                yield from subject.measure(repeats)
             meeting.meet(store.comm)
             if store.client_rank == 0:
                 namespace.clear()
@@ -83,9 +84,8 @@ def _store_scattered(namespace: Any, prompt: Any, *, blocks: int, piece_bytes: i
             assert stored.reason == "stored", stored
 
 
-def _subject(
-    namespace: Any, prompt: Any, window: RawWindow, *, store: Store, size_bytes: int
-) -> Any:
+def _subject(name: str, namespace: Any, prompt: Any, *, window: RawWindow, store: Store) -> Subject:
+    size_bytes = int(len(prompt) * namespace.layout.bytes_per_token)
     match = namespace.match(np.append(prompt, 0))
     assert match.tokens == len(prompt), match
     out = [np.ones(size_bytes, np.uint8).reshape(len(prompt) // SEGMENT_TOKENS, -1)]
@@ -97,11 +97,7 @@ def _subject(
         assert result.by_source["remote"] == len(prompt), result
         return float(result.seconds)
 
-    def subject(piece: str) -> Subject:
-        return Subject(
-            f"remote_load/{piece}", "size_bytes", size_bytes,
-            load, lambda: window.get_s(server_rank, target),
-            unit="bytes/s", against="one raw MPI_Rget", amount=size_bytes,
-        )  # fmt: skip
-
-    return subject
+    return Subject(
+        name, "size_bytes", size_bytes, load, lambda: window.get_s(server_rank, target),
+        unit="bytes/s", against="one raw MPI_Rget", amount=size_bytes,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ptstore_mpi.cache.segment import Segment, SegmentState
+from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.sim.observer import InvariantError, Observer
 from ptstore_mpi.sim.prompts import book_of
 from ptstore_mpi.sim.simulation import Simulation
@@ -47,7 +47,3 @@ class Checker(Observer):
         image = self.books[segment.record.namespace].image_of(segment)
         found = self.sim.memories[server][segment.offset : segment.offset + len(image)]
         return bool(np.array_equal(found, image))
-
-    def segments(self, server: ServerIndex, state: SegmentState) -> list[Segment]:
-        """Return a server's segments in one state."""
-        return [s for s in self.sim.servers[server].cache.slots if s.state is state]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ptstore_mpi.cache.segment import Segment, SegmentState
+from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.sim.checkers.base import EVERY, Checker
 from ptstore_mpi.sim.prompts import BLOCK_TOKENS, Prompt
 from ptstore_mpi.sim.simulation import Simulation
@@ -89,7 +89,7 @@ class OnlyComplete(Checker):
             self._compare_all(server)
 
     def _compare_all(self, server: ServerIndex) -> None:
-        for segment in self.segments(server, SegmentState.PUBLISHED):
+        for segment in self.sim.servers[server].cache.published():
             self._compare(server, segment)
 
     def _compare(self, server: ServerIndex, segment: Segment) -> None:
