@@ -110,11 +110,15 @@ class CopyPool:
 
     def __init__(self, thread_count: int) -> None: ...
 
-    def pack(self, views: TensorViews, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], *, view_block: int, block_count: int, offset: int, segment_blocks: int, segment_block: int) -> None:
-        """Copy blocks of the views into the segment image at memory[offset:]."""
+    def pack(self, views: TensorViews, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], *, view_block: int, block_count: int, offset: int, segment_blocks: int, segment_block: int, checksums: bool = False) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')] | None:
+        """
+        Copy blocks of the views into the segment image at memory[offset:]; return the CRC-32C of each block, as block_checksums does, or None where not asked for.
+        """
 
-    def unpack(self, views: TensorViews, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], *, view_block: int, block_count: int, offset: int, segment_blocks: int, segment_block: int) -> None:
-        """Copy blocks of the segment image at memory[offset:] into the views."""
+    def unpack(self, views: TensorViews, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], *, view_block: int, block_count: int, offset: int, segment_blocks: int, segment_block: int, checksums: bool = False) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')] | None:
+        """
+        Copy blocks of the segment image at memory[offset:] into the views; return as pack.
+        """
 
     @property
     def thread_count(self) -> int:

@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 
 #include "bindings.hpp"
@@ -21,20 +22,41 @@ void append(TensorViews& views, std::uint64_t address, std::int64_t block_count,
                  table);
 }
 
-void pack(CopyPool& pool, const TensorViews& views, const Array<std::uint8_t>& memory,
-          std::int64_t view_block, std::int64_t block_count, std::int64_t offset,
-          std::int64_t segment_blocks, std::int64_t segment_block) {
-    const nb::gil_scoped_release unlocked;
-    pool.pack(views, std::as_writable_bytes(span_of(memory)), view_block,
-              {offset, segment_blocks, segment_block, block_count});
+using Checksums = std::optional<Array<std::uint32_t>>;
+
+/// Calls copy(memory, blocks, checksums) without the GIL, the last empty unless wanted.
+template <typename Byte, typename Copy>
+Checksums copied(const TensorViews& views, std::span<Byte> memory, const SegmentBlocks& blocks,
+                 bool wanted, Copy copy) {
+    check_segment_blocks(blocks, views.bytes_per_block(), memory.size());
+    const auto count = static_cast<std::size_t>(wanted ? blocks.block_count : 0);
+    auto values = std::make_unique<std::uint32_t[]>(count);
+    {
+        const nb::gil_scoped_release unlocked;
+        copy(memory, blocks, std::span(values.get(), count));
+    }
+    if (!wanted) return {};
+    return array_owning<std::uint32_t, nb::shape<-1>>(std::move(values), {count});
 }
 
-void unpack(CopyPool& pool, const TensorViews& views, const Array<const std::uint8_t>& memory,
-            std::int64_t view_block, std::int64_t block_count, std::int64_t offset,
-            std::int64_t segment_blocks, std::int64_t segment_block) {
-    const nb::gil_scoped_release unlocked;
-    pool.unpack(views, std::as_bytes(span_of(memory)), view_block,
-                {offset, segment_blocks, segment_block, block_count});
+Checksums pack(CopyPool& pool, const TensorViews& views, const Array<std::uint8_t>& memory,
+               std::int64_t view_block, std::int64_t block_count, std::int64_t offset,
+               std::int64_t segment_blocks, std::int64_t segment_block, bool checksums) {
+    const SegmentBlocks blocks{offset, segment_blocks, segment_block, block_count};
+    return copied(views, std::as_writable_bytes(span_of(memory)), blocks, checksums,
+                  [&](auto bytes, auto where, auto sums) {
+                      pool.pack(views, bytes, view_block, where, sums);
+                  });
+}
+
+Checksums unpack(CopyPool& pool, const TensorViews& views, const Array<const std::uint8_t>& memory,
+                 std::int64_t view_block, std::int64_t block_count, std::int64_t offset,
+                 std::int64_t segment_blocks, std::int64_t segment_block, bool checksums) {
+    const SegmentBlocks blocks{offset, segment_blocks, segment_block, block_count};
+    return copied(views, std::as_bytes(span_of(memory)), blocks, checksums,
+                  [&](auto bytes, auto where, auto sums) {
+                      pool.unpack(views, bytes, view_block, where, sums);
+                  });
 }
 
 }  // namespace
@@ -55,10 +77,13 @@ void bind_copy(nb::module_& module) {
         .def(nb::init<std::int64_t>(), "thread_count"_a)
         .def("pack", &pack, "views"_a, "memory"_a.noconvert(), nb::kw_only(), "view_block"_a,
              "block_count"_a, "offset"_a, "segment_blocks"_a, "segment_block"_a,
-             "Copy blocks of the views into the segment image at memory[offset:].")
+             "checksums"_a = false,
+             "Copy blocks of the views into the segment image at memory[offset:]; return the "
+             "CRC-32C of each block, as block_checksums does, or None where not asked for.")
         .def("unpack", &unpack, "views"_a, "memory"_a.noconvert(), nb::kw_only(), "view_block"_a,
              "block_count"_a, "offset"_a, "segment_blocks"_a, "segment_block"_a,
-             "Copy blocks of the segment image at memory[offset:] into the views.")
+             "checksums"_a = false,
+             "Copy blocks of the segment image at memory[offset:] into the views; return as pack.")
         .def_prop_ro("thread_count", &CopyPool::thread_count,
                      "Threads that copy, caller included.");
 }

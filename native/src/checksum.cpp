@@ -6,12 +6,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "checksum_algebra.hpp"
 #include "checksum_hardware.hpp"
 
 namespace ptstore {
 namespace {
 
-using detail::kCrc32cPolynomial;
 using SlicingTables = std::array<std::array<std::uint32_t, 256>, 8>;
 
 /// tables[k][b]: the register after byte b and k zero bytes.
@@ -19,9 +19,7 @@ constexpr SlicingTables make_tables() {
     SlicingTables tables{};
     for (std::uint32_t byte = 0; byte < 256; ++byte) {
         std::uint32_t value = byte;
-        for (int bit = 0; bit < 8; ++bit) {
-            value = (value >> 1) ^ ((value & 1) != 0 ? kCrc32cPolynomial : 0);
-        }
+        for (int bit = 0; bit < 8; ++bit) value = detail::crc32c_times_x(value);
         tables[0][byte] = value;
     }
     for (std::size_t k = 1; k < tables.size(); ++k) {

@@ -2,8 +2,11 @@
 // a carry-less multiplication then moves the first two past the bytes that follow them.
 #include "checksum_hardware.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+
+#include "checksum_algebra.hpp"
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
@@ -15,26 +18,33 @@ namespace ptstore::detail {
 #if defined(__x86_64__)
 namespace {
 
-constexpr std::size_t kStreamWordsMax = 512;  // 3 x 4 KiB at a time stays in the first cache
-constexpr std::size_t kStreamWordsMin = 8;    // shorter ones do not repay the multiplication
-
-constexpr std::uint32_t multiply_by_x(std::uint32_t value) {
-    return (value >> 1) ^ ((value & 1) != 0 ? kCrc32cPolynomial : 0);
-}
+// 3 x 4 KiB at a time stay in the first cache; short streams do not repay the multiplication.
+constexpr std::size_t kStreamWordsMin = 8;
 
 /// kShift[n] = x^(64 n - 33) mod P: shift(crc, n words) == crc32(0, crc (x) kShift[n]), because
 /// the carry-less product of two reflected 32-bit values carries a factor x in 64 bits, and the
 /// instruction multiplies by x^32.
-constexpr std::array<std::uint32_t, 2 * kStreamWordsMax + 1> make_shifts() {
-    std::array<std::uint32_t, 2 * kStreamWordsMax + 1> shifts{};
+constexpr std::array<std::uint32_t, 2 * kCrc32cStreamWordsMax + 1> make_shifts() {
+    std::array<std::uint32_t, 2 * kCrc32cStreamWordsMax + 1> shifts{};
     std::uint32_t power = 1;  // x^31
     for (std::size_t words = 1; words < shifts.size(); ++words) {
         shifts[words] = power;
-        for (int i = 0; i < 64; ++i) power = multiply_by_x(power);
+        for (int i = 0; i < 64; ++i) power = crc32c_times_x(power);
     }
     return shifts;
 }
 constexpr auto kShift = make_shifts();
+
+/// x^-66 mod P: takes back the factor x^33 of two steps as above.
+constexpr std::uint32_t make_unshift() {
+    std::uint32_t power = 0x80000000;
+    for (int i = 0; i < 66; ++i) {
+        const bool carried = (power & 0x80000000) != 0;  // as in the polynomial, and only then
+        power = ((carried ? power ^ kCrc32cPolynomial : power) << 1) | (carried ? 1 : 0);
+    }
+    return power;
+}
+constexpr std::uint32_t kUnshift = make_unshift();
 
 std::uint64_t load_word(const std::uint8_t* data) {
     std::uint64_t word;
@@ -67,9 +77,7 @@ __attribute__((target("sse4.2,pclmul"))) std::uint64_t update_streams(std::uint6
         second = _mm_crc32_u64(second, load_word(data + stream_bytes));
         third = _mm_crc32_u64(third, load_word(data + 2 * stream_bytes));
     }
-    const std::uint64_t moved =
-        multiply(first, kShift[2 * words]) ^ multiply(second, kShift[words]);
-    return third ^ _mm_crc32_u64(0, moved);
+    return crc32c_hardware_joined(first, second, third, words);
 }
 
 }  // namespace
@@ -80,11 +88,24 @@ bool crc32c_hardware_available() {
     return available;
 }
 
+__attribute__((target("sse4.2,pclmul"))) std::uint32_t crc32c_hardware_joined(
+    std::uint64_t first, std::uint64_t second, std::uint64_t third, std::size_t words) {
+    const std::uint64_t moved =
+        multiply(first, kShift[2 * words]) ^ multiply(second, kShift[words]);
+    return static_cast<std::uint32_t>(third ^ _mm_crc32_u64(0, moved));
+}
+
+__attribute__((target("sse4.2,pclmul"))) std::uint32_t crc32c_hardware_product(std::uint32_t a,
+                                                                               std::uint32_t b) {
+    const std::uint64_t shifted = _mm_crc32_u64(0, multiply(a, b));
+    return static_cast<std::uint32_t>(_mm_crc32_u64(0, multiply(shifted, kUnshift)));
+}
+
 __attribute__((target("sse4.2,pclmul"))) std::uint32_t crc32c_hardware_update(
     std::uint32_t raw, const std::uint8_t* data, std::size_t size) {
     std::uint64_t crc = raw;
     while (size >= 3 * 8 * kStreamWordsMin) {
-        const std::size_t words = size / 24 < kStreamWordsMax ? size / 24 : kStreamWordsMax;
+        const std::size_t words = std::min(size / 24, kCrc32cStreamWordsMax);
         crc = update_streams(crc, data, words);
         data += words * 24;
         size -= words * 24;
@@ -100,7 +121,13 @@ __attribute__((target("sse4.2,pclmul"))) std::uint32_t crc32c_hardware_update(
 bool crc32c_hardware_available() { return false; }
 
 std::uint32_t crc32c_hardware_update(std::uint32_t raw, const std::uint8_t*, std::size_t) {
-    return raw;  // never called: see crc32c_hardware_available
+    return raw;  // never called, nor what follows: see crc32c_hardware_available
+}
+
+std::uint32_t crc32c_hardware_product(std::uint32_t a, std::uint32_t) { return a; }
+
+std::uint32_t crc32c_hardware_joined(std::uint64_t, std::uint64_t, std::uint64_t, std::size_t) {
+    return 0;
 }
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <condition_variable>
 #include <mutex>
 #include <stdexcept>
@@ -40,7 +41,11 @@ struct Job {
     }
 };
 
-void check_views(const TensorViews& views, std::int64_t view_block, std::int64_t block_count) {
+void check_ranges(const TensorViews& views, std::size_t memory_bytes, std::int64_t view_block,
+                  const SegmentBlocks& blocks, std::span<const std::uint32_t> checksums) {
+    const std::int64_t block_count = blocks.block_count;
+    check_segment_blocks(blocks, views.bytes_per_block(), memory_bytes);
+    assert(checksums.empty() || checksums.size() == static_cast<std::uint64_t>(block_count));
     if (view_block < 0) {
         throw std::invalid_argument("view_block must be at least 0, got " +
                                     std::to_string(view_block));
@@ -132,19 +137,19 @@ CopyPool::CopyPool(std::int64_t thread_count) {
 CopyPool::~CopyPool() = default;
 
 void CopyPool::pack(const TensorViews& views, std::span<std::byte> memory, std::int64_t view_block,
-                    const SegmentBlocks& blocks) {
-    check_segment_blocks(blocks, views.bytes_per_block(), memory.size());
-    check_views(views, view_block, blocks.block_count);
-    threads_->run(CopyStream(views, memory.data(), view_block, blocks, Direction::kPack));
+                    const SegmentBlocks& blocks, std::span<std::uint32_t> checksums) {
+    check_ranges(views, memory.size(), view_block, blocks, checksums);
+    threads_->run(
+        CopyStream(views, memory.data(), view_block, blocks, Direction::kPack, checksums));
 }
 
 void CopyPool::unpack(const TensorViews& views, std::span<const std::byte> memory,
-                      std::int64_t view_block, const SegmentBlocks& blocks) {
-    check_segment_blocks(blocks, views.bytes_per_block(), memory.size());
-    check_views(views, view_block, blocks.block_count);
+                      std::int64_t view_block, const SegmentBlocks& blocks,
+                      std::span<std::uint32_t> checksums) {
+    check_ranges(views, memory.size(), view_block, blocks, checksums);
     // The stream only reads memory in this direction.
     auto* const bytes = const_cast<std::byte*>(memory.data());
-    threads_->run(CopyStream(views, bytes, view_block, blocks, Direction::kUnpack));
+    threads_->run(CopyStream(views, bytes, view_block, blocks, Direction::kUnpack, checksums));
 }
 
 std::int64_t CopyPool::thread_count() const {

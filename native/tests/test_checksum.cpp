@@ -1,8 +1,9 @@
-// CRC-32C: published values, hardware against portable at every length, chained blocks.
+// CRC-32C: published values, hardware against portable at every length, parts, chained blocks.
 #include <array>
 #include <string_view>
 #include <vector>
 
+#include "../src/checksum_algebra.hpp"
 #include "check.hpp"
 #include "ptstore/checksum.hpp"
 
@@ -63,6 +64,20 @@ void continues() {
     }
 }
 
+void parts_in_any_order() {
+    using namespace ptstore::detail;
+    const std::vector<std::uint8_t> data = random_bytes(5000);
+    const std::span<const std::uint8_t> all(data);
+    for (std::size_t cut = 0; cut <= data.size(); cut += 61) {
+        const std::uint32_t before = ~crc32c(all.first(cut), 0xffffffff);
+        const std::uint32_t after = ~crc32c(all.subspan(cut), 0xffffffff);
+        const std::uint32_t start = crc32c_product(0xffffffff, crc32c_shift(data.size()));
+        const std::uint32_t moved = crc32c_product(before, crc32c_shift(data.size() - cut));
+        CHECK(~(start ^ moved ^ after) == crc32c(all));
+        CHECK(moved == crc32c_product_portable(before, crc32c_shift(data.size() - cut)));
+    }
+}
+
 void blocks_of_a_segment() {
     const std::array<std::int64_t, 3> block_bytes{40, 8, 300};
     const std::int64_t segment_blocks = 5;
@@ -109,6 +124,7 @@ int main() {
     published_values();
     hardware_equals_portable();
     continues();
+    parts_in_any_order();
     blocks_of_a_segment();
     refusals();
 }

@@ -11,6 +11,7 @@ namespace {
 
 using ptstore::CopyPool;
 using ptstore::SegmentBlocks;
+using ptstore::SegmentChecksums;
 using ptstore::TensorView;
 using ptstore::TensorViews;
 using ptstore::test::Random;
@@ -126,11 +127,35 @@ void for_each_byte(Case& c, Visit visit) {
     }
 }
 
+std::vector<std::uint32_t> checksums_of(const Case& c) {
+    const std::vector<std::int64_t> block_bytes = c.views.block_bytes();
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(c.segment.data());
+    const SegmentChecksums sums({bytes, c.segment.size()}, block_bytes, c.blocks);
+    std::vector<std::uint32_t> expected(sums.size());
+    sums.compute(expected);
+    return expected;
+}
+
 void check_pack(CopyPool& pool, Case& c) {
     Bytes packed = c.segment;
     pool.pack(c.views, packed, c.view_block, c.blocks);
+    Bytes checked = c.segment;
+    std::vector<std::uint32_t> checksums(static_cast<std::size_t>(c.blocks.block_count));
+    pool.pack(c.views, checked, c.view_block, c.blocks, checksums);
     for_each_byte(c, [](std::byte& view, std::byte& segment) { segment = view; });
     CHECK(packed == c.segment);
+    CHECK(checked == c.segment);
+    CHECK(checksums == checksums_of(c));
+}
+
+void unpack_any(CopyPool& pool, Case& c, Random& random) {
+    if (random.below(2) == 0) {
+        pool.unpack(c.views, c.segment, c.view_block, c.blocks);
+        return;
+    }
+    std::vector<std::uint32_t> checksums(static_cast<std::size_t>(c.blocks.block_count));
+    pool.unpack(c.views, c.segment, c.view_block, c.blocks, checksums);
+    CHECK(checksums == checksums_of(c));
 }
 
 void check_unpack(CopyPool& pool, Case& c, Random& random) {
@@ -143,7 +168,7 @@ void check_unpack(CopyPool& pool, Case& c, Random& random) {
     fill(random, c.segment);
     std::vector<Bytes> before;
     for (const Tensor& tensor : c.tensors) before.push_back(tensor.memory);
-    pool.unpack(c.views, c.segment, c.view_block, c.blocks);
+    unpack_any(pool, c, random);
     std::vector<Bytes> unpacked;
     for (std::size_t i = 0; i < before.size(); ++i) {
         unpacked.push_back(c.tensors[i].memory);

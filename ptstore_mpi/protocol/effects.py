@@ -14,9 +14,8 @@ effect          answer
 `StartGet`      int: token of a one-sided read into staging
 `StartWrite`    int: token of a data message from staging into a reserved region
 `AwaitTokens`   tuple[int, ...]: tokens that have completed, () when ``until`` has passed
-`Pack`          None: views were copied into a segment image
-`Unpack`        None: a segment image was copied into views
-`Checksums`     ndarray uint32: CRC-32C of each block of a segment image
+`Pack`          Checksums of views that were copied into a segment image
+`Unpack`        Checksums of a segment image that was copied into views
 ==============  =================================================================================
 """
 
@@ -25,6 +24,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from ptstore_mpi import _native
 from ptstore_mpi.protocol.messages import Request
@@ -46,6 +48,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+Checksums = npt.NDArray[np.uint32] | None
+"""CRC-32C of each copied block, shape (blocks,), chained over its tensors; None: not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class Pack:
     views: _native.TensorViews
     view_block: int
     image: Image
+    checksums: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +139,10 @@ class Unpack:
     views: _native.TensorViews
     view_block: int
     image: Image
+    checksums: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Checksums:
-    """Compute the CRC-32C of each block of an image of tensors of ``block_bytes`` each."""
-
-    image: Image
-    block_bytes: tuple[int, ...]
-
-
-Effect = Now | Send | Receive | StartGet | StartWrite | AwaitTokens | Pack | Unpack | Checksums
+Effect = Now | Send | Receive | StartGet | StartWrite | AwaitTokens | Pack | Unpack
 
 Operation = Generator[Effect, Any, T]
 """A client operation that returns ``T``."""

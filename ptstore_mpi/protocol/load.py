@@ -4,11 +4,12 @@
 
     acquire  --> every owner in parallel: leases on a prefix of what it was asked for
     near     arena  ------------------------ unpack --> out     clock checked after the last byte
-    far      arena == Get ==> staging -- verify, unpack --> out     (P12), per segment
+    far      arena == Get ==> staging ------ unpack --> out     (P12), per segment
     release  --> every owner
 
-The result is the longest prefix of segments that were all trusted; ``out`` beyond it is
-unspecified. Gets that outlive the deadline keep their staging bytes until they end (P13).
+Bytes are verified while they are copied. The result is the longest prefix of segments that were
+all trusted; ``out`` beyond it is unspecified. Gets that outlive the deadline keep their staging
+bytes until they end (P13).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ptstore_mpi.protocol.context import ClientContext, Transfer
 from ptstore_mpi.protocol.effects import (
     AwaitTokens,
     Checksums,
+    Image,
     Now,
     Operation,
     Send,
@@ -109,11 +111,9 @@ def load(
     try:
         wanted = parts_of(refs, skip_blocks)
         called = yield from _acquire(state, wanted)
-        through_staging = [p for p in state.parts if _is_staged(context, p)]
-        state.waiting.extend(
-            interleave(group(through_staging, tensor_bytes, context.config.get_bytes))
-        )
-        direct = deque(p for p in state.parts if not _is_staged(context, p))
+        far = [part for part in state.parts if part.server not in context.near]
+        state.waiting.extend(interleave(group(far, tensor_bytes, context.config.get_bytes)))
+        direct = deque(part for part in state.parts if part.server in context.near)
         yield from _move(state, direct)
         for server in called:
             yield Send(server, ReleaseRequest(*context.ledger.key(op, server)))
@@ -125,10 +125,6 @@ def load(
         context.ledger.close(op)
         context.count("rma_bytes", state.rma_bytes)
         context.count("discarded_bytes", state.rma_bytes - state.used_rma_bytes)
-
-
-def _is_staged(context: ClientContext, part: Part) -> bool:
-    return part.server not in context.near or context.config.verify == "always"
 
 
 def _acquire(state: _Load, wanted: list[Part]) -> Operation[dict[ServerIndex, Called]]:
@@ -175,9 +171,8 @@ def _move(state: _Load, direct: deque[Part]) -> Operation[None]:
         yield from _start_gets(state)
         if direct:
             part = direct.popleft()
-            yield Unpack(state.views, part.view_block, part.arena_image())
+            yield from _copy_out(state, part, part.arena_image())
             state.context.count("local_bytes", part.block_count * state.block_bytes)
-            yield from _judge(state, part)
             if not ledger.transfer_count:
                 continue
         elif not state.by_token and not state.waiting:
@@ -189,7 +184,7 @@ def _move(state: _Load, direct: deque[Part]) -> Operation[None]:
             if fetch is not None:
                 fetch.in_flight_count -= 1
                 if not fetch.in_flight_count and not fetch.pieces_left:
-                    yield from _copy_out(state, fetch)
+                    yield from _land(state, fetch)
         if not done and not direct:
             state.reason = "late"
 
@@ -213,40 +208,39 @@ def _start_gets(state: _Load) -> Operation[None]:
         ledger.start(token, Transfer(state.op, server, fetch.extent))
         state.by_token[token] = fetch
         fetch.in_flight_count += 1
-        if server not in context.near:
-            state.rma_bytes += piece.nbytes
+        state.rma_bytes += piece.nbytes
         if not fetch.pieces_left:
             state.waiting.popleft()
 
 
-def _copy_out(state: _Load, fetch: Fetch) -> Operation[None]:
-    """Verify and unpack a fetch that has arrived, then let its staging bytes go."""
+def _land(state: _Load, fetch: Fetch) -> Operation[None]:
+    """Copy out a fetch that has arrived, then let its staging bytes go."""
     for part, image in fetch.staged_images(state.block_bytes):
-        sums = part.grant.checksums
-        if sums:
-            found = yield Checksums(image, state.tensor_bytes)
-            expected = np.frombuffer(sums, dtype=np.uint32)[part.first_block :]
-            if not np.array_equal(found, expected[: part.block_count]):
-                if not (yield from _is_in_time(part)):
-                    state.reason = "late"  # other bytes by now, and nobody's fault
-                    continue
-                state.reason = "corrupt"
-                state.context.count("corrupt_count", 1)
-                key = state.context.ledger.key(state.op, part.server)
-                yield Send(part.server, LostRequest(*key, part.ref))
-                continue
-        yield Unpack(state.views, part.view_block, image)
-        yield from _judge(state, part)
+        yield from _copy_out(state, part, image)
     assert fetch.extent is not None
     state.context.ledger.give_back(fetch.extent)
     fetch.extent = None
 
 
-def _judge(state: _Load, part: Part) -> Operation[None]:
-    """Trust a part only if its lease still held after its last byte was copied (P12)."""
-    part.trusted = yield from _is_in_time(part)
-    if not part.trusted:
+def _copy_out(state: _Load, part: Part, image: Image) -> Operation[None]:
+    """Unpack a part; trust it if its lease still held after its last byte and the bytes are right.
+
+    Bytes read after the lease (P12) may be others by now: wrong ones are then nobody's fault.
+    """
+    sums = part.grant.checksums
+    found: Checksums = yield Unpack(state.views, part.view_block, image, checksums=bool(sums))
+    if not (yield from _is_in_time(part)):
         state.reason = "late"
+        return
+    if found is not None:
+        expected = np.frombuffer(sums, dtype=np.uint32)[part.first_block :]
+        if not np.array_equal(found, expected[: part.block_count]):
+            state.reason = "corrupt"
+            state.context.count("corrupt_count", 1)
+            key = state.context.ledger.key(state.op, part.server)
+            yield Send(part.server, LostRequest(*key, part.ref))
+            return
+    part.trusted = True
 
 
 def _is_in_time(part: Part) -> Operation[bool]:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ptstore_mpi import _native
 from ptstore_mpi.errors import CapacityError
 from ptstore_mpi.protocol.call import call
@@ -234,11 +232,9 @@ def _pack(
     context: ClientContext, increment: Increment, view_block: int, image: Image
 ) -> Operation[bytes]:
     """Fill an image from the views; return its checksums, empty where nobody verifies."""
-    yield Pack(increment.views, view_block, image)
-    if context.config.verify == "off":
-        return b""
-    sums = yield Checksums(image, increment.tensor_bytes)
-    return np.asarray(sums, dtype=np.uint32).tobytes()
+    wanted = context.config.verify != "off"
+    sums: Checksums = yield Pack(increment.views, view_block, image, checksums=wanted)
+    return b"" if sums is None else sums.tobytes()
 
 
 def _borrow(

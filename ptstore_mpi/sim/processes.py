@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ptstore_mpi.errors import PTStoreError
 from ptstore_mpi.protocol import effects
 
@@ -51,6 +53,14 @@ class Process:
         self.turn = 0  # what was scheduled for an earlier turn is void
         self.parked: type[effects.Effect] | None = None
         self.pending: deque[effects.Effect] = deque()
+        self.answers: list[Any] = []  # of the parts of one copy
+
+
+def _whole(answers: list[Any]) -> Any:
+    """Return the answer to an effect, put together from the checksums of its blocks."""
+    if len(answers) == 1 or answers[0] is None:
+        return answers[0]
+    return np.concatenate(answers)
 
 
 class Processes:
@@ -168,11 +178,12 @@ class Processes:
         for hear in self._sim.hearers["effect"]:
             hear(process.client, effect)
         self._sim.note(f"client {process.client}", "", effect)
-        answer = transport.execute(effect)
+        process.answers.append(transport.execute(effect))
         if process.pending:
             self._next_turn(process, self._stall_s(process))
         else:
-            self._resume(process, answer)
+            answers, process.answers = process.answers, []
+            self._resume(process, _whole(answers))
 
     def _wake(self, process: Process, turn: int) -> None:
         if process.parked is not None and process.turn == turn:
@@ -189,6 +200,7 @@ class Processes:
     def _abort(self, process: Process) -> None:
         self._sim.note(f"client {process.client}", "its operation is aborted")
         process.pending.clear()
+        process.answers.clear()
         try:
             effect = process.script.throw(AbortedError("aborted"))
         except StopIteration:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import numpy as np
 
 from ptstore_mpi.arena import Memory
-from ptstore_mpi.protocol.effects import Checksums, Effect, Operation, Pack, Unpack
+from ptstore_mpi.protocol.effects import Effect, Operation, Pack, Unpack
 from ptstore_mpi.protocol.messages import Reply, Request
 from ptstore_mpi.sim.trace import START_S
 from ptstore_mpi.transport.base import ClientTransport
@@ -114,10 +114,8 @@ class SimTransport(ClientTransport):
     def _execute(self, effect: Effect) -> Any:
         if self._cluster.counts_only:
             match effect:
-                case Pack() | Unpack():
-                    return None
-                case Checksums(image, _):
-                    return np.zeros(image.block_count, np.uint32)
+                case Pack(_, _, image, checksums) | Unpack(_, _, image, checksums):
+                    return np.zeros(image.block_count, np.uint32) if checksums else None
         return super()._execute(effect)
 
     def now(self) -> float:

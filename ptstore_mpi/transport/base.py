@@ -10,8 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Memory, anonymous_memory
 from ptstore_mpi.protocol import effects
@@ -107,16 +105,16 @@ class ClientTransport(ABC):
                 return self.send(server, message)
             case effects.AwaitTokens(until):
                 return self.await_tokens(until)
-            case effects.Unpack(views, view_block, image):
+            case effects.Unpack(views, view_block, image, checksums):
                 memory, where = self._locate(image)
-                return self._pool.unpack(views, memory, view_block=view_block, **where)
-            case effects.Pack(views, view_block, image):
+                return self._pool.unpack(
+                    views, memory, view_block=view_block, checksums=checksums, **where
+                )
+            case effects.Pack(views, view_block, image, checksums):
                 memory, where = self._locate(image)
-                return self._pool.pack(views, memory, view_block=view_block, **where)
-            case effects.Checksums(image, block_bytes):
-                memory, where = self._locate(image)
-                sizes = np.asarray(block_bytes, dtype=np.int64)
-                return _native.block_checksums(memory, block_bytes=sizes, **where)
+                return self._pool.pack(
+                    views, memory, view_block=view_block, checksums=checksums, **where
+                )
             case effects.StartGet(server, offset, staging_offset, nbytes):
                 return self.start_get(server, offset, staging_offset=staging_offset, nbytes=nbytes)
             case effects.StartWrite(server, op, staging_offset, nbytes):

@@ -120,12 +120,8 @@ class MpiClientTransport(ClientTransport):
     def start_get(
         self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
     ) -> int:
-        """Start to fetch, or copy at once where the arena is mapped here."""
+        """Start to fetch from another node's arena."""
         target = self._staging(staging_offset, nbytes)
-        arena = self._memories.get(server)
-        if arena is not None:
-            target[:] = arena[offset : offset + nbytes]
-            return self._track(MPI.REQUEST_NULL, target)
         return self._track(self._fetcher.start(self._server_ranks[server], offset, target), target)
 
     def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:

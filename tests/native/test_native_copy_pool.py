@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,6 +113,14 @@ class Where:
         rows = memory[begin : begin + size].reshape(-1, BLOCK_BYTES)
         return rows[self.segment_block : self.segment_block + self.block_count]
 
+    def sums(self, memory: np.ndarray, kinds: list[int]) -> list[int]:
+        """Return the CRC-32C of the copied blocks of the segment image, by another library."""
+        images = [self.image(memory, tensor) for tensor in range(len(kinds))]
+        return [
+            google_crc32c.value(b"".join(image[block].tobytes() for image in images))
+            for block in range(self.block_count)
+        ]
+
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[Where, int]:
@@ -148,13 +157,19 @@ def test_pack(kinds: list[int], place: tuple[Where, int], threads: int) -> None:
     for i, tensor in enumerate(tensors):
         chosen = tensor.blocks()[where.view_block : where.view_block + where.block_count]
         where.image(expected, i)[:] = chosen
-    _native.CopyPool(threads).pack(views, memory, **vars(where))
+    pool = _native.CopyPool(threads)
+    assert pool.pack(views, memory, **vars(where)) is None
+    assert (memory == expected).all()
+    memory[:] = 0xA5
+    assert (
+        pool.pack(views, memory, checksums=True, **vars(where)) == where.sums(memory, kinds)
+    ).all()
     assert (memory == expected).all()
 
 
 @settings(deadline=None)
-@given(kinds=KIND_LISTS, place=places(), threads=st.integers(1, 3))
-def test_unpack(kinds: list[int], place: tuple[Where, int], threads: int) -> None:
+@given(kinds=KIND_LISTS, place=places(), threads=st.integers(1, 3), checked=st.booleans())
+def test_unpack(kinds: list[int], place: tuple[Where, int], threads: int, checked: bool) -> None:
     where, count = place
     tensors, views = make(kinds, count)
     size = where.offset + len(kinds) * where.segment_blocks * BLOCK_BYTES
@@ -162,7 +177,12 @@ def test_unpack(kinds: list[int], place: tuple[Where, int], threads: int) -> Non
     memory.flags.writeable = False
     expected = [tensor.blocks() for tensor in tensors]
     untouched = [tensor.array.copy() for tensor in tensors]
-    _native.CopyPool(threads).unpack(views, memory, **vars(where))
+    pool = _native.CopyPool(threads)
+    if checked:
+        sums = pool.unpack(views, memory, checksums=True, **vars(where))
+        assert (sums == where.sums(memory, kinds)).all()
+    else:
+        assert pool.unpack(views, memory, **vars(where)) is None
     for i, tensor in enumerate(tensors):
         chosen = expected[i][where.view_block : where.view_block + where.block_count]
         chosen[:] = where.image(memory, i)

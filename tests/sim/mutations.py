@@ -296,16 +296,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "P12, CE 1",
         (
             (
-                load._move,
-                "            yield Unpack(state.views, part.view_block, part.arena_image())\n",
-                "",
+                load._copy_out,
+                "    found: Checksums = yield Unpack(",
+                "    in_time = yield from _is_in_time(part)\n    found: Checksums = yield Unpack(",
             ),
-            (
-                load._move,
-                "            yield from _judge(state, part)\n",
-                "            yield from _judge(state, part)\n"
-                "            yield Unpack(state.views, part.view_block, part.arena_image())\n",
-            ),
+            (load._copy_out, "if not (yield from _is_in_time(part)):", "if not in_time:"),
         ),
     ),
     Mutation(

@@ -10,7 +10,6 @@ import ptstore_mpi as pt
 from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.protocol.effects import (
     AwaitTokens,
-    Checksums,
     Pack,
     Send,
     StartGet,
@@ -160,7 +159,7 @@ def test_staging_that_is_in_use_is_not_replaced():
     assert far.load(PROMPT) == 8
 
 
-@pytest.mark.parametrize("kind", [Pack, Checksums, StartWrite, AwaitTokens])
+@pytest.mark.parametrize("kind", [Pack, StartWrite, AwaitTokens])
 def test_a_far_write_that_is_stopped_anywhere_gives_its_staging_back(kind):
     cluster = Cluster(small_config(slots=30), client_nodes=(0,))
     actor = Actor(cluster, cluster.clients[0])
@@ -179,7 +178,7 @@ def test_a_far_write_that_is_stopped_anywhere_gives_its_staging_back(kind):
     assert cluster.servers[1].cache.reserved_bytes == 0
 
 
-@pytest.mark.parametrize("kind", [StartGet, AwaitTokens, Checksums, Unpack, Send])
+@pytest.mark.parametrize("kind", [StartGet, AwaitTokens, Unpack, Send])
 def test_a_far_load_that_is_stopped_anywhere_gives_its_staging_back(kind):
     cluster = Cluster(small_config(placement="local"))
     near, far = (Actor(cluster, client) for client in cluster.clients)

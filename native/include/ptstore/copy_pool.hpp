@@ -27,13 +27,16 @@ class CopyPool {
     CopyPool& operator=(const CopyPool&) = delete;
 
     /// Blocks view_block.. of the views -> `blocks` of the segment image in `memory`.
+    /// `checksums`, if not empty, holds block_count entries that become the CRC-32C of each block,
+    /// chained over its pieces in tensor order, as SegmentChecksums computes them.
     /// Throws std::invalid_argument, naming the range, when one does not fit.
     void pack(const TensorViews& views, std::span<std::byte> memory, std::int64_t view_block,
-              const SegmentBlocks& blocks);
+              const SegmentBlocks& blocks, std::span<std::uint32_t> checksums = {});
 
-    /// The other way round.
+    /// The other way round; the checksums are those of the bytes that were copied.
     void unpack(const TensorViews& views, std::span<const std::byte> memory,
-                std::int64_t view_block, const SegmentBlocks& blocks);
+                std::int64_t view_block, const SegmentBlocks& blocks,
+                std::span<std::uint32_t> checksums = {});
 
     std::int64_t thread_count() const;
 
