@@ -87,7 +87,7 @@ def _local(options: argparse.Namespace) -> int:
 
 def _alone(options: argparse.Namespace) -> int:
     import ptstore_mpi
-    from experiments.microbench import alone
+    from experiments.microbench import alone, serving
 
     config = ptstore_mpi.Config.load(memory_bytes="64MiB")
     start_up = list(alone.measure_start_up(repeats=min(options.repeats, 3)))
@@ -95,7 +95,8 @@ def _alone(options: argparse.Namespace) -> int:
     def work(store: Any) -> None:
         hashing = alone.measure_hashing(store, repeats=options.repeats)
         probing = alone.measure_probing(repeats=options.repeats)
-        _record(store, options, config, iter([*start_up, *hashing, *probing]))
+        messages = serving.measure(repeats=options.repeats)
+        _record(store, options, config, iter([*start_up, *hashing, *probing, *messages]))
 
     ptstore_mpi.run(work, config)
     return 0
@@ -142,16 +143,16 @@ def _messages(options: argparse.Namespace) -> int:
     )
     comm = MPI.COMM_WORLD
     last = comm.Get_size() - 1
-    raw_s = None
+    raw = None
     if comm.Get_rank() in (0, last) and last:
-        raw_s = messages.ping_pong_s(comm, client=last, server=0)
+        raw = messages.measure_raw(comm, client=last, server=0)
     job = ptstore_mpi.launch(config)
     if job.client is not None:
         measurements: list[Measurement] = []
         if job.client.client_rank == job.client.client_count - 1:
             for blocks in INDEXED_BLOCKS[: 1 if options.quick else None]:
                 measurements += messages.measure(
-                    job.client, indexed_blocks=blocks, repeats=options.repeats, raw_s=raw_s
+                    job.client, indexed_blocks=blocks, repeats=options.repeats, raw=raw
                 )
         _record(job.client, options, config, iter(measurements))
     _close(job)

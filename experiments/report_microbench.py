@@ -65,7 +65,7 @@ def print_report(paths: Sequence[Path]) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=130)
+        console = Console(width=150)
     rows = summarise(paths)
     with open_results(paths[0]) as file:
         title = f"{EXPERIMENT} {attribute(file, 'run')}: {attribute(file, 'mpi_library')}"

@@ -31,6 +31,7 @@ __all__ = ["Store"]
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 _LONGEST_PING_BYTES = 1 << 24
+_MOST_PINGS = 4096
 
 
 class Store:
@@ -44,6 +45,10 @@ class Store:
         Node of this client, 0-based.
     comm
         Communicator of the clients, for the caller's own use.
+    topology
+        Roles of all ranks of the job.
+    config
+        Settings of the job.
     transport_name
         What carries the bytes: ``local``, ``mpi``, ``p2p`` or ``sim``.
     transport_choice
@@ -145,31 +150,49 @@ class Store:
         counters = self._transport.perform(maintain.server_counters(self._context, until))
         return [counters[server] for server in sorted(counters)]
 
-    def ping(self, *, request_bytes: int = 0, reply_bytes: int = 0) -> float | None:
-        """Return how long it takes until every server has answered a message of this size, s.
+    def ping(
+        self, *, request_bytes: int = 0, reply_bytes: int = 0, count: int = 1
+    ) -> float | None:
+        """Return how long it takes until every server has answered messages of this size, s.
 
         None where one did not within ``match_timeout_s``. Collective: no.
+
+        Parameters
+        ----------
+        request_bytes, reply_bytes
+            Bytes of a message to each server, and of its answer.
+        count
+            Messages to each server, all of them in flight at once.
 
         Raises
         ------
         TypeError, ValueError
-            A size is not an integer in 0 .. 16 MiB.
+            A size is not an integer in 0 .. 16 MiB, or the count not one in 1 .. 4096.
         """
         self._check_open()
-        for name, value in (("request_bytes", request_bytes), ("reply_bytes", reply_bytes)):
+        for name, value, least, most in (
+            ("request_bytes", request_bytes, 0, _LONGEST_PING_BYTES),
+            ("reply_bytes", reply_bytes, 0, _LONGEST_PING_BYTES),
+            ("count", count, 1, _MOST_PINGS),
+        ):
             if not isinstance(value, int):
                 raise TypeError(f"{name}: expected an integer, got {value!r:.80}")
-            if not 0 <= value <= _LONGEST_PING_BYTES:
-                raise ValueError(f"{name}: expected 0 .. {_LONGEST_PING_BYTES}, got {value}")
+            if not least <= value <= most:
+                raise ValueError(f"{name}: expected {least} .. {most}, got {value}")
         started = self._transport.now()
         until = started + self.config.match_timeout_s
         payload = bytes(request_bytes)
-        operation = maintain.ping(self._context, payload, reply_bytes=reply_bytes, until=until)
+        operation = maintain.ping(
+            self._context, payload, reply_bytes=reply_bytes, count=count, until=until
+        )
         answered = self._transport.perform(operation)
         return self._transport.now() - started if answered else None
 
     def close(self) -> None:
-        """Leave the servers; using the store afterwards is an error. `run` calls this."""
+        """Leave the servers; using the store afterwards is an error. `run` calls this.
+
+        Collective: no, but a server serves until every client has left.
+        """
         if self._closed:
             return
         self._closed = True

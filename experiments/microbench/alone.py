@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import ptstore_mpi
-from experiments.microbench.measure import Measurement, Subject, timed
+from experiments.microbench.measure import Measurement, Subject, power, timed
 from ptstore_mpi import Config, KVLayout, Store, TensorSpec, _native
 
 __all__ = ["measure_hashing", "measure_probing", "measure_start_up"]
@@ -30,7 +30,7 @@ def measure_hashing(store: Store, *, repeats: int) -> Iterator[Measurement]:
             "hash", "tokens", tokens,
             lambda ids=ids: timed(lambda: namespace.block_hashes(ids)),
             lambda data=data: timed(lambda: hashlib.blake2b(data, digest_size=16).digest()),
-            unit="tokens/s", against="BLAKE2b of the same bytes, unchained", amount=tokens,
+            unit="tokens/s", against="BLAKE2b, unchained", amount=tokens,
         ).measure(repeats)  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def measure_probing(*, repeats: int) -> Iterator[Measurement]:
         unknown = rng.integers(256, size=(PROBED_BLOCKS, 16), dtype=np.uint8)
         keys = [row.tobytes() for row in unknown]
         yield from Subject(
-            f"index/{blocks:.0e} blocks", "tokens", PROBED_BLOCKS * 16,
+            f"index/{power(blocks)} blocks", "tokens", PROBED_BLOCKS * 16,
             lambda index=index, unknown=unknown: timed(lambda: index.deepest(unknown)),
             lambda keys=keys, known=reference: timed(lambda: [key in known for key in keys]),
             unit="s", against="as many lookups in a dict",

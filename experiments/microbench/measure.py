@@ -104,6 +104,11 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start_s
 
 
+def power(number: int) -> str:
+    """Return a round number in powers of ten: ``1e6``."""
+    return f"{number:.0e}".replace("e+0", "e")
+
+
 class Rotation(Generic[T]):
     """Hands out the same things in turn, so that none is in a cache when it comes again."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptstore_mpi.protocol.call import call
 from ptstore_mpi.protocol.context import ClientContext
-from ptstore_mpi.protocol.effects import AwaitTokens, Operation, Send
+from ptstore_mpi.protocol.effects import AwaitTokens, Operation, Receive, Send
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
     ByeRequest,
@@ -70,19 +70,28 @@ def server_counters(
 
 
 def ping(
-    context: ClientContext, payload: bytes, *, reply_bytes: int, until: float
+    context: ClientContext, payload: bytes, *, reply_bytes: int, count: int, until: float
 ) -> Operation[bool]:
-    """Ask every server for ``reply_bytes`` bytes; return whether all have answered."""
+    """Ask every server ``count`` times for ``reply_bytes`` bytes, all in flight at once.
+
+    Return whether all have answered. Nothing is asked again.
+    """
     op = context.ledger.open()
+    waiting = {(server, attempt) for server in context.servers for attempt in range(count)}
     try:
-        requests = {
-            server: PingRequest(*context.ledger.key(op, server), payload, reply_bytes)
-            for server in context.servers
-        }
-        called = yield from call(context, requests, until)
+        for attempt in range(count):
+            for server in context.servers:
+                key = context.ledger.key(op, server, attempt)
+                yield Send(server, PingRequest(*key, payload, reply_bytes))
+        while waiting:
+            reply = yield Receive(until)
+            if reply is None:
+                return False
+            if reply.op == op:
+                waiting.discard((reply.server, reply.attempt))
     finally:
         context.ledger.close(op)
-    return len(called) == context.server_count
+    return True
 
 
 def abandon_unsettled(context: ClientContext) -> Operation[None]:

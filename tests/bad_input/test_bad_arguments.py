@@ -191,6 +191,7 @@ PINGS = [
     kind("huge", {"reply_bytes": 1 << 60}, ValueError, r"reply_bytes: .*0 \.\.", str(1 << 60)),
     kind("text", {"request_bytes": "9"}, TypeError, "an integer", "'9'"),
     kind("float", {"reply_bytes": 1.5}, TypeError, "an integer", r"1\.5"),
+    kind("none", {"count": 0}, ValueError, r"count: .*1 \.\. 4096", "0"),
 ]
 
 

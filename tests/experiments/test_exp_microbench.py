@@ -40,13 +40,13 @@ def test_every_part_is_reported_and_drawn(results, capsys, tmp_path):
     assert report.main([str(results), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     names = {row["name"] for row in rows}
-    wanted = {"hash", "start_up/4GiB", "index/1e+04 blocks"}
+    wanted = {"hash", "start_up/4GiB", "index/1e4 blocks", "server/match"}
     wanted |= {
         f"local_{what}/{view}" for what in ("load", "store") for view in ("contiguous", "heads")
     }
     if find_mpiexec() is not None:
-        wanted |= {"remote_load/64KiB", "remote_load/1MiB", "match/1 server(s), 1e+04 blocks"}
-        wanted |= {"message/ping"}
+        wanted |= {"remote_load/64KiB", "remote_load/1MiB", "match/1 server, 1e4 blocks"}
+        wanted |= {"message/ping", "message/flood"}
     assert wanted <= names
     for row in rows:
         assert ("tokens" in row) != ("size_bytes" in row), row

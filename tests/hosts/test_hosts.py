@@ -48,9 +48,8 @@ def run_on_hosts():
     try:
         if made.returncode:
             pytest.skip(f"this kernel or container makes no namespaces: {made.stderr.strip()}")
-        hosts = ",".join(f"{name}{index}:2" for index in range(HOST_COUNT))
-        launcher = ["-launcher", "rsh", "-launcher-exec", str(HERE / "remote_shell.sh")]
-        launcher += ["-hosts", hosts, "-localhost", f"{subnet}.254"]
+        asked = ["bash", SCRIPT, "options", name, subnet, str(HOST_COUNT), "2"]
+        launcher = subprocess.check_output(asked, text=True).split()
 
         def run(*program, timeout_s=120.0):
             return run_ranks(

@@ -5,7 +5,13 @@
 #                                                  the bridge NAMEbr at SUBNET.254 reaches them all;
 #                                                  RATE (tc notation, such as 1gbit) caps each link
 #   virtual_hosts.sh down NAME                     take all of it away again
+#   virtual_hosts.sh options NAME SUBNET COUNT RANKS   what MPICH's mpiexec needs to know: RANKS on
+#                                                  each of these hosts
+#   virtual_hosts.sh run COUNT RANKS MPIEXEC ...   all of it, around one mpiexec with the options
+#                                                  and arguments that follow
 set -euo pipefail
+
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 
 up() {
   local name=$1 subnet=$2 count=$3 rate=${4:-} index host
@@ -34,6 +40,25 @@ down() {
     ip link delete "${host}v" 2>/dev/null || true  # it outlives a namespace that is still in use
   done
   ip link delete "${name}br" 2>/dev/null || true
+}
+
+options() {
+  local name=$1 subnet=$2 count=$3 ranks=$4 index hosts=""
+  for ((index = 0; index < count; index++)); do
+    hosts+=${hosts:+,}$name$index:$ranks
+  done
+  echo "-launcher rsh -launcher-exec $here/remote_shell.sh" \
+    "-hosts $hosts -localhost $subnet.254"
+}
+
+run() {
+  local count=$1 ranks=$2 mpiexec=$3 name=pt$$b subnet=10.78.$(($$ % 250)) given
+  shift 3
+  # shellcheck disable=SC2064  # the name of now
+  trap "down $name" EXIT
+  up "$name" "$subnet" "$count"
+  read -ra given < <(options "$name" "$subnet" "$count" "$ranks")
+  "$mpiexec" "${given[@]}" -n $((count * ranks)) "$@"
 }
 
 "$@"
