@@ -24,6 +24,8 @@ from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, Transport
 if TYPE_CHECKING:
     from ptstore_mpi.job import Job, launch, run
 
+__version__ = "0.1.0"
+
 __all__ = [
     "SOURCES",
     "CapacityError",

@@ -2,6 +2,7 @@
 Native core: block hashes, prefix index, region allocator, copies, checksums.
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import numpy
@@ -124,7 +125,7 @@ class CopyPool:
     def thread_count(self) -> int:
         """Threads that copy, caller included."""
 
-def array_info(array: object | None) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool]:
+def array_info(array: object | None, stream_of: Callable[[int], int]) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool, int | None]:
     """
-    (address, shape, strides_bytes, itemsize, writable) of an array in host memory.
+    (address, shape, strides_bytes, itemsize, writable, device) of an array. device is None in host memory, else the ordinal of a CUDA device; the stream that stream_of(device) gives then waits for the work that is under way on the array.
     """

@@ -139,6 +139,11 @@ class Arena:
             )
         return self._populated_bytes
 
+    @property
+    def is_populated(self) -> bool:
+        """Whether every page exists."""
+        return self._populated_bytes == self.nbytes
+
     def _populate(self) -> None:
         while self._populated_bytes < self.nbytes and not self._stop.is_set():
             start = self._populated_bytes

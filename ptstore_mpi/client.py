@@ -150,9 +150,7 @@ class Store:
         counters = self._transport.perform(maintain.server_counters(self._context, until))
         return [counters[server] for server in sorted(counters)]
 
-    def ping(
-        self, *, request_bytes: int = 0, reply_bytes: int = 0, count: int = 1
-    ) -> float | None:
+    def ping(self, *, request_bytes: int = 0, reply_bytes: int = 0, count: int = 1) -> float | None:
         """Return how long it takes until every server has answered messages of this size, s.
 
         None where one did not within ``match_timeout_s``. Collective: no.

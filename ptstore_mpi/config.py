@@ -126,6 +126,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle
         ``adaptive``: spin ``idle_spin_s`` after the last activity, then nap, doubling from
         ``nap_first_s`` to ``nap_cap_s``. ``spin`` where a core is dedicated to the server.
+    idle_spin_s, nap_first_s, nap_cap_s
+        Of ``adaptive``: how long it spins, its shortest nap and its longest.
     unconfirmed_count
         Regions a client may hold unsettled at one server.
     shared_memory_dir

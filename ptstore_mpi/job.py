@@ -149,6 +149,11 @@ def run(
     Returns
     -------
     What ``main`` returned, on a client; None on a server.
+
+    Raises
+    ------
+    TypeError
+        ``main`` is not a function. With one rank also whatever `launch` and ``main`` raise.
     """
     if not callable(main):
         raise TypeError(f"main: expected a function of the store, got {main!r:.80}")

@@ -34,17 +34,32 @@ _LARGEST = (1 << 48) - 1  # bytes or tokens: what a machine can address
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One named piece of a layer's KV: ``block_bytes`` opaque bytes for every block."""
+    """One named piece of a layer's KV: opaque bytes for every block.
+
+    Attributes
+    ----------
+    name
+        Unique within a layout, such as ``layers.0.key``.
+    block_bytes
+        Bytes of one block of this tensor.
+    """
 
     name: str
     block_bytes: int
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """Ordered tensors of one block of ``block_tokens`` tokens.
+    """Ordered tensors of one block.
 
-    ``dtype`` names what the bytes are, where somebody cares: two dtypes of one size are two
-    layouts, and so two namespaces.
+    Attributes
+    ----------
+    tensors
+        In the order in which `Namespace.load` and `Namespace.store` take their arrays.
+    block_tokens
+        Tokens of a block, the unit of matching.
+    dtype
+        Names what the bytes are, where somebody cares: two dtypes of one size are two layouts,
+        and so two namespaces.
 
     Raises
     ------
@@ -81,6 +96,20 @@ class KVLayout(msgspec.Struct, frozen=True):
         """Return the layout of plain attention: a key and a value tensor per layer.
 
         ``block_bytes = kv_heads * block_tokens * head_dim * bytes of dtype`` for each tensor.
+
+        Parameters
+        ----------
+        layers, kv_heads, head_dim
+            Of the model: layers, key-value heads per layer, elements per head.
+        dtype
+            Key of `DTYPE_BYTES`, such as ``bfloat16``.
+        block_tokens
+            Tokens of a block.
+
+        Raises
+        ------
+        ConfigError
+            An unknown dtype, or a count that is no integer of at least 1.
         """
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {dtype!r:.80}")

@@ -41,7 +41,15 @@ Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class Namespace:
-    """Prefixes whose KV is interchangeable. `Store.namespace` makes it."""
+    """Prefixes whose KV is interchangeable. `Store.namespace` makes it.
+
+    Attributes
+    ----------
+    layout
+        Tensors and bytes of a block.
+    digest
+        16 bytes that root the hashes of this namespace, equal on every rank.
+    """
 
     def __init__(
         self,
@@ -85,7 +93,10 @@ class Namespace:
         return self._transport.perform(self.matching(tokens))
 
     def matching(self, tokens: Tokens) -> Operation[Match]:
-        """Return the operation behind `match`, to be performed effect by effect."""
+        """Return the operation behind `match`, to be performed effect by effect.
+
+        Parameters, result and errors are as in `match`.
+        """
         self._check_open()
         started = yield Now()
         ids = as_token_ids(tokens)
@@ -126,6 +137,7 @@ class Namespace:
         out
             One writable array or `TensorView` per tensor of the layout, with room for
             ``match.tokens`` and apart from each other; token 0 of the prompt is token 0 of each.
+            All in host memory, or all on one CUDA device (see `TensorView`; not yet run on one).
         skip_tokens
             Leading tokens that the caller has already, a multiple of ``block_tokens``; they are
             not written and count as ``engine``.
@@ -133,7 +145,9 @@ class Namespace:
         Raises
         ------
         LayoutMismatchError
-            ``out`` does not fit the layout; nothing was written.
+            ``out`` does not fit the layout, or there is no CUDA driver; nothing was written.
+        TransportError
+            A CUDA driver failed; ``out`` is unspecified, and nothing writes into it any more.
         TypeError, ValueError
             No match, one of another namespace or that was changed, or ``skip_tokens`` is not
             whole blocks.
@@ -143,7 +157,10 @@ class Namespace:
     def loading(
         self, match: Match, out: Sequence[Any], *, skip_tokens: int = 0
     ) -> Operation[LoadResult]:
-        """Return the operation behind `load`, to be performed effect by effect."""
+        """Return the operation behind `load`, to be performed effect by effect.
+
+        Parameters, result and errors are as in `load`.
+        """
         self._check_open()
         self._check_own(match)
         started = yield Now()
@@ -190,7 +207,8 @@ class Namespace:
         tokens
             Token ids of the prompt; its whole blocks are stored.
         kv
-            One array or `TensorView` per tensor of the layout, holding all of these blocks.
+            One array or `TensorView` per tensor of the layout, holding all of these blocks. All
+            in host memory, or all on one CUDA device (see `TensorView`; not yet run on one).
         verified_tokens
             ``tokens`` of this prompt's `LoadResult`: a known prefix beyond it did not load and is
             not built upon. Default: every known prefix is trusted.
@@ -200,7 +218,9 @@ class Namespace:
         CapacityError
             The increment is larger than an arena; nothing was written.
         LayoutMismatchError
-            ``kv`` does not fit the layout; nothing was written.
+            ``kv`` does not fit the layout, or there is no CUDA driver; nothing was written.
+        TransportError
+            A CUDA driver failed; nothing became visible.
         ValueError
             ``verified_tokens`` is not whole blocks.
         """
@@ -209,7 +229,10 @@ class Namespace:
     def storing(
         self, tokens: Tokens, kv: Sequence[Any], *, verified_tokens: int | None = None
     ) -> Operation[StoreResult]:
-        """Return the operation behind `store`, to be performed effect by effect."""
+        """Return the operation behind `store`, to be performed effect by effect.
+
+        Parameters, result and errors are as in `store`.
+        """
         self._check_open()
         started = yield Now()
         ids = as_token_ids(tokens)
@@ -252,7 +275,7 @@ class Namespace:
         return self._transport.perform(self.clearing())
 
     def clearing(self) -> Operation[int | None]:
-        """Return the operation behind `clear`, to be performed effect by effect."""
+        """Return the operation behind `clear`, with its result as in `clear`."""
         self._check_open()
         until = (yield Now()) + self._config.match_timeout_s
         return (yield from maintain.clear(self._context, self.digest, until))
@@ -261,13 +284,13 @@ class Namespace:
         """Drop the last segment of a match if nothing continues it.
 
         Collective: no. Returns False where the segment is gone, has children or goes on beyond
-        the match, None where its
-        owner did not answer.
+        the match, None where its owner did not answer within ``match_timeout_s``. ``match`` must
+        be one of this namespace, or it raises as `load` does.
         """
         return self._transport.perform(self.dropping_tail(match))
 
     def dropping_tail(self, match: Match) -> Operation[bool | None]:
-        """Return the operation behind `drop_tail`, to be performed effect by effect."""
+        """Return the operation behind `drop_tail`, with parameters as in `drop_tail`."""
         self._check_open()
         self._check_own(match)
         if not match.segments:
@@ -302,7 +325,10 @@ class Namespace:
             )
 
     def block_hashes(self, tokens: Tokens) -> BlockHashes:
-        """Return the chained hashes of the whole blocks of a prompt: uint8, shape (blocks, 16)."""
+        """Return the chained hashes of the whole blocks of ``tokens``: uint8, shape (blocks, 16).
+
+        Collective: no, it asks no server. Raises as `match` does.
+        """
         return self._hash_ids(as_token_ids(tokens))
 
     def _hash_ids(self, ids: npt.NDArray[np.uint32]) -> BlockHashes:

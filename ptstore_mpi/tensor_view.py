@@ -2,7 +2,8 @@
 
 A block of a tensor is ``pieces`` runs of bytes. Three shapes cover the engines: consecutive
 blocks, paged blocks behind a table, and the head-major ``[heads][tokens][dim]`` of transformers.
-No element is ever transposed; nothing here copies.
+They lie in host memory or on a CUDA device. No element is ever transposed; nothing here copies,
+or knows a driver.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ptstore_mpi import _native
-from ptstore_mpi.errors import LayoutMismatchError
+from ptstore_mpi.device_views import DeviceViews, Views
+from ptstore_mpi.errors import LayoutMismatchError, TransportError
 from ptstore_mpi.layout import DTYPE_BYTES, KVLayout
 from ptstore_mpi.write_targets import check_apart
 
@@ -27,9 +29,38 @@ __all__ = ["TensorView", "bind_views"]
 class TensorView:
     """Address and strides, in bytes, of the blocks of one tensor in an engine's memory.
 
-    Build one with `contiguous`, `paged` or `heads`; they accept numpy arrays, torch CPU tensors
-    (bfloat16 too) and anything with a CPU buffer or DLPack, without a copy. The view keeps its
-    array alive.
+    Build one with `contiguous`, `paged` or `heads`; they accept numpy arrays, torch tensors
+    (bfloat16 too) and anything with a CPU buffer or DLPack, without a copy, in host memory or on
+    a CUDA device. The view keeps its array alive.
+
+    Blocks on a CUDA device are copied by its driver, on a stream of the store's own that waits
+    for the work that is under way on the array when a load or store begins (DLPack's ordering);
+    loads and stores return when their copies are complete. A library may export only from its
+    current device, and arrays that are immutable by contract (of jax) must not be an output.
+    This was **not yet run on a device**: it is exercised against a stand-in for the driver.
+
+    Attributes
+    ----------
+    owner
+        The array.
+    address
+        Of the first byte of block 0, or of page 0 where there is a table.
+    block_count
+        Blocks; None for contiguous bytes: as many as they hold.
+    block_stride
+        Bytes from one block, or page, to the next.
+    piece_count, piece_bytes, piece_stride
+        A block is this many runs of so many bytes, so many bytes apart.
+    total_bytes
+        Bytes of all blocks.
+    writable
+        Whether the array may be written.
+    itemsize
+        Bytes of one element.
+    block_table
+        int64, shape (blocks,): the page of each block; None: block ``i`` is page ``i``.
+    device
+        Ordinal of the CUDA device; None: host memory.
     """
 
     owner: Any
@@ -43,6 +74,7 @@ class TensorView:
     writable: bool
     itemsize: int
     block_table: npt.NDArray[np.int64] | None = None
+    device: int | None = None  # ordinal of a CUDA device; None: host memory
 
     @classmethod
     def contiguous(cls, array: Any) -> TensorView:
@@ -51,9 +83,10 @@ class TensorView:
         Raises
         ------
         LayoutMismatchError
-            No array in host memory, or one that is not C-contiguous.
+            No array in host memory or on a CUDA device, no driver for that, or an array that is not
+            C-contiguous.
         """
-        address, shape, strides, itemsize, writable = _describe(array)
+        address, shape, strides, itemsize, writable, device = _describe(array)
         expected = itemsize
         for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
             if extent > 1 and stride != expected:
@@ -62,19 +95,26 @@ class TensorView:
                 )
             expected *= extent
         total_bytes = math.prod(shape) * itemsize
-        return cls(array, address, None, 0, 1, 0, 0, total_bytes, writable, itemsize)
+        return cls(array, address, None, 0, 1, 0, 0, total_bytes, writable, itemsize, device=device)
 
     @classmethod
     def paged(cls, array: Any, block_table: Sequence[int] | npt.NDArray[np.integer]) -> TensorView:
         """View a paged cache: ``array[block_table[i]]`` is block ``i``, dense within itself.
 
+        Parameters
+        ----------
+        array
+            ``[pages, ...]``; a page is one block.
+        block_table
+            Integers, shape (blocks,): the page of each block.
+
         Raises
         ------
         LayoutMismatchError
-            No array in host memory, a block that is not dense, or a table that names a block
-            outside the array.
+            No array in host memory or on a CUDA device, no driver for that, a block that is not
+            dense, or a table that names a block outside the array.
         """
-        address, shape, strides, itemsize, writable = _describe(array)
+        address, shape, strides, itemsize, writable, device = _describe(array)
         if not shape:
             raise LayoutMismatchError("expected [blocks, ...], got an array without axes")
         block_bytes = math.prod(shape[1:]) * itemsize
@@ -99,6 +139,7 @@ class TensorView:
             writable,
             itemsize,
             table,
+            device,
         )
 
     @classmethod
@@ -108,16 +149,24 @@ class TensorView:
         A block is ``heads`` pieces of ``block_tokens * dim`` elements. Trailing tokens that do
         not fill a block are not part of the view.
 
+        Parameters
+        ----------
+        array
+            ``[heads, tokens, dim]``; heads may be any distance apart, tokens of a head are dense.
+        block_tokens
+            Tokens of a block, as in the layout.
+
         Raises
         ------
         LayoutMismatchError
-            No array in host memory, not three axes, or rows of a head that are not dense.
+            No array in host memory or on a CUDA device, no driver for that, not three axes, or rows
+            of a head that are not dense.
         """
         if not isinstance(block_tokens, int) or block_tokens < 1:
             raise LayoutMismatchError(
                 f"block_tokens must be an integer of at least 1, got {block_tokens!r:.80}"
             )
-        address, shape, strides, itemsize, writable = _describe(array)
+        address, shape, strides, itemsize, writable, device = _describe(array)
         if len(shape) == 4 and shape[0] == 1:
             shape, strides = shape[1:], strides[1:]
         if len(shape) != 3:
@@ -131,11 +180,36 @@ class TensorView:
         count = tokens // block_tokens
         total = count * heads * piece
         return cls(
-            array, address, count, piece, heads, piece, strides[0], total, writable, itemsize
+            array,
+            address,
+            count,
+            piece,
+            heads,
+            piece,
+            strides[0],
+            total,
+            writable,
+            itemsize,
+            device=device,
         )
 
-    def append_to(self, views: _native.TensorViews, block_bytes: int, *, name: str) -> None:
-        """Add this view to ``views`` as the tensor ``name`` of ``block_bytes`` bytes a block."""
+    def append_to(self, views: Views, block_bytes: int, *, name: str) -> None:
+        """Add this view to ``views``: the next tensor of a layout.
+
+        Parameters
+        ----------
+        views
+            What is added to.
+        block_bytes
+            Bytes of a block of this tensor.
+        name
+            Name of the tensor, for the error.
+
+        Raises
+        ------
+        LayoutMismatchError
+            The blocks of this view have another size.
+        """
         if self.block_count is None:
             views.append(
                 self.address,
@@ -170,16 +244,18 @@ def bind_views(
     *,
     writable: bool,
     first_block: int = 0,
-) -> _native.TensorViews:
-    """Return native views of ``arrays``, one per tensor of ``layout``, checked for room.
+) -> Views:
+    """Return views of ``arrays``, one per tensor of ``layout``, checked for room.
+
+    Copies between them and a CUDA device follow what is under way on the arrays now.
 
     Parameters
     ----------
     layout
         Layout whose tensors the arrays hold, in order.
     arrays
-        `TensorView` objects, or arrays that are viewed as `TensorView.contiguous`. The caller
-        keeps them alive while the result is used.
+        `TensorView` objects, or arrays that are viewed as `TensorView.contiguous`: all in host
+        memory, or all on one CUDA device. The caller keeps them alive while the result is used.
     block_count
         Blocks that will be read or written.
     writable
@@ -191,20 +267,21 @@ def bind_views(
     ------
     LayoutMismatchError
         Another number of arrays, too little room, elements of another size than the layout's
-        dtype, a read-only array where one is written, or outputs that overlap.
+        dtype, a read-only array where one is written, outputs that overlap, or arrays in
+        different places.
     """
-    try:
-        given = str(len(arrays))
-    except TypeError:
-        given = type(arrays).__name__
-    if given != str(len(layout.tensors)):
-        raise LayoutMismatchError(
-            f"expected {len(layout.tensors)} arrays, one per tensor of the layout; got {given}"
-        )
-    views = _native.TensorViews()
-    outputs: list[tuple[str, TensorView, int]] = []
+    _check_count(layout, arrays)
+    views: Views = _native.TensorViews()
+    device: int | None = None
+    bound: list[tuple[str, TensorView, int]] = []
     for spec, array in zip(layout.tensors, arrays, strict=True):
         view = array if isinstance(array, TensorView) else _contiguous(array, spec.name)
+        if view.device != device:
+            if bound:
+                raise _mixture(bound[0], spec.name, view)
+            device = view.device
+            assert device is not None
+            views = DeviceViews(device)
         room = (
             view.total_bytes // spec.block_bytes if view.block_count is None else view.block_count
         )
@@ -222,10 +299,47 @@ def bind_views(
         if writable and not view.writable:
             raise LayoutMismatchError(f"tensor {spec.name!r}: the output array is read-only")
         view.append_to(views, spec.block_bytes, name=spec.name)
-        outputs.append((spec.name, view, spec.block_bytes))
+        bound.append((spec.name, view, spec.block_bytes))
     if writable:
-        check_apart(outputs, first=first_block, until=block_count)
+        check_apart(bound, first=first_block, until=block_count)
+    if device is not None:
+        _await_producers(arrays)
     return views
+
+
+def _check_count(layout: KVLayout, arrays: Sequence[Any]) -> None:
+    try:
+        given = str(len(arrays))
+    except TypeError:
+        given = type(arrays).__name__
+    if given != str(len(layout.tensors)):
+        raise LayoutMismatchError(
+            f"expected {len(layout.tensors)} arrays, one per tensor of the layout; got {given}"
+        )
+
+
+def _mixture(
+    first: tuple[str, TensorView, int], name: str, view: TensorView
+) -> LayoutMismatchError:
+    return LayoutMismatchError(
+        f"expected all arrays in one place, got tensor {first[0]!r} {_place(first[1].device)} and "
+        f"tensor {name!r} {_place(view.device)}"
+    )
+
+
+def _place(device: int | None) -> str:
+    return "in host memory" if device is None else f"on CUDA device {device}"
+
+
+def _await_producers(arrays: Sequence[Any]) -> None:
+    """Make the stream of the copies wait for what is under way on arrays that were viewed before.
+
+    Only an export of an array makes it wait, for what is under way at that time; and each has to
+    be asked, because each may be written on another stream.
+    """
+    viewed = [array.owner for array in arrays if isinstance(array, TensorView)]
+    for array in {id(array): array for array in viewed}.values():
+        _describe(array)
 
 
 def _contiguous(array: Any, name: str) -> TensorView:
@@ -235,14 +349,23 @@ def _contiguous(array: Any, name: str) -> TensorView:
         raise LayoutMismatchError(f"tensor {name!r}: {error}") from None
 
 
-def _describe(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool]:
+def _describe(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool, int | None]:
     """Return what `_native.array_info` does; whatever an exporter raises, the error is ours."""
     try:
-        return _native.array_info(array)
+        return _native.array_info(array, _stream_of)
+    except TransportError:
+        raise
     except Exception as error:
         raise LayoutMismatchError(
-            f"expected an array in host memory, got {type(array).__name__}: {error}"
+            f"expected an array in host memory or on a CUDA device, "
+            f"got {type(array).__name__}: {error}"
         ) from None
+
+
+def _stream_of(device: int) -> int:
+    from ptstore_mpi import cuda  # not before a CUDA tensor is seen: most hosts never need it
+
+    return cuda.device(device).stream
 
 
 def _block_table(given: Any, page_count: int) -> npt.NDArray[np.int64]:

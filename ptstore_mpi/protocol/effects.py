@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ptstore_mpi import _native
+from ptstore_mpi.device_views import Views
 from ptstore_mpi.protocol.messages import Request
 from ptstore_mpi.types import ServerIndex
 
@@ -126,7 +126,7 @@ class AwaitTokens:
 class Pack:
     """Copy ``image.block_count`` blocks of the views, from ``view_block`` on, into an image."""
 
-    views: _native.TensorViews
+    views: Views
     view_block: int
     image: Image
     checksums: bool = False
@@ -136,7 +136,7 @@ class Pack:
 class Unpack:
     """Copy an image into the views from ``view_block`` on."""
 
-    views: _native.TensorViews
+    views: Views
     view_block: int
     image: Image
     checksums: bool = False

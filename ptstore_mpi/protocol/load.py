@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ptstore_mpi import _native
+from ptstore_mpi.device_views import Views
 from ptstore_mpi.protocol.call import Called, call
 from ptstore_mpi.protocol.context import ClientContext, Transfer
 from ptstore_mpi.protocol.effects import (
@@ -64,7 +64,7 @@ class _Load:
 
     context: ClientContext
     op: int
-    views: _native.TensorViews
+    views: Views
     tensor_bytes: tuple[int, ...]
     until: float
     parts: list[Part] = field(default_factory=list)
@@ -83,7 +83,7 @@ class _Load:
 def load(
     context: ClientContext,
     refs: Sequence[SegmentRef],
-    views: _native.TensorViews,
+    views: Views,
     *,
     tensor_bytes: tuple[int, ...],
     skip_blocks: int,

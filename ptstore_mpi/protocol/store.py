@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptstore_mpi import _native
+from ptstore_mpi.device_views import Views
 from ptstore_mpi.errors import CapacityError
 from ptstore_mpi.protocol.call import call
 from ptstore_mpi.protocol.context import ClientContext, Extent, Transfer
@@ -59,7 +59,7 @@ class Increment:
 
     namespace: bytes
     hashes: BlockHashes
-    views: _native.TensorViews
+    views: Views
     tensor_bytes: tuple[int, ...]
     segment_blocks: int
 

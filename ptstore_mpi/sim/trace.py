@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ptstore_mpi import _native
+from ptstore_mpi.device_views import Views
 from ptstore_mpi.types import GENERATION_BITS, SegmentRef, segment_owner, segment_slot
 
 __all__ = ["START_S", "line_of"]
@@ -50,7 +50,7 @@ def _fields(value: Any, names: Any) -> str:
     shown = []
     for name in names:
         field = getattr(value, name)
-        if isinstance(field, _native.TensorViews):
+        if isinstance(field, Views):
             continue
         text = _segment(field) if name == "child" else describe(field)
         shown.append(f"{name}={text}")

@@ -1,21 +1,26 @@
 """What every transport of the client side provides, and the interpreter of effects they share.
 
 A transport performs client operations: it resumes the generator with the answer to each effect.
-Copies between mapped memory and an engine's tensors are the same everywhere and live here; a
-subclass provides time, messages and transfers.
+Copies between mapped memory and an engine's tensors, in host memory or on a CUDA device, are the
+same everywhere and live here; a subclass provides time, messages and transfers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Memory, anonymous_memory
+from ptstore_mpi.device_views import Views
 from ptstore_mpi.protocol import effects
 from ptstore_mpi.protocol.effects import Image, Operation
 from ptstore_mpi.protocol.messages import Reply, Request
 from ptstore_mpi.types import ServerIndex, whole_pages
+
+if TYPE_CHECKING:
+    from ptstore_mpi.transport.devices import Devices
 
 __all__ = ["ClientTransport"]
 
@@ -33,21 +38,40 @@ class ClientTransport(ABC):
         Size of the staging memory.
     copy_threads
         Threads of a copy.
+    is_populated
+        Whether all pages of the arenas exist.
     """
 
     name: str
     malformed_count = 0  # replies that were refused; they count as never sent
 
     def __init__(
-        self, arenas: dict[ServerIndex, Memory], *, staging_bytes: int, copy_threads: int
+        self,
+        arenas: dict[ServerIndex, Memory],
+        *,
+        staging_bytes: int,
+        copy_threads: int,
+        is_populated: Callable[[], bool] = lambda: True,
     ) -> None:
         self._memories: dict[ServerIndex | None, Memory] = dict(arenas.items())
         self._pool = _native.CopyPool(copy_threads)
+        self._devices: Devices | None = None
+        self._is_populated = is_populated
         self.replace_staging(staging_bytes)
 
     def replace_staging(self, nbytes: int) -> None:
         """Use fresh staging memory of ``nbytes``; the old one must not be in use."""
-        self._memories[None] = anonymous_memory(whole_pages(nbytes))
+        staging = anonymous_memory(whole_pages(nbytes))
+        if self._devices is not None:
+            self._devices.replace_staging(staging)
+        self._memories[None] = staging
+
+    def _let_memory_go(self) -> None:
+        """Forget the mapped memory, unlocked where a CUDA driver had locked its pages."""
+        if self._devices is not None:
+            self._devices.close()
+            self._devices = None
+        self._memories.clear()
 
     # -- what a subclass provides ----------------------------------------------------------
 
@@ -107,18 +131,33 @@ class ClientTransport(ABC):
                 return self.await_tokens(until)
             case effects.Unpack(views, view_block, image, checksums):
                 memory, where = self._locate(image)
-                return self._pool.unpack(
+                return self._copier(views).unpack(
                     views, memory, view_block=view_block, checksums=checksums, **where
                 )
             case effects.Pack(views, view_block, image, checksums):
                 memory, where = self._locate(image)
-                return self._pool.pack(
+                return self._copier(views).pack(
                     views, memory, view_block=view_block, checksums=checksums, **where
                 )
             case effects.StartGet(server, offset, staging_offset, nbytes):
                 return self.start_get(server, offset, staging_offset=staging_offset, nbytes=nbytes)
             case effects.StartWrite(server, op, staging_offset, nbytes):
                 return self.start_write(server, op, staging_offset=staging_offset, nbytes=nbytes)
+
+    def _copier(self, views: Views) -> Any:
+        if isinstance(views, _native.TensorViews):
+            return self._pool
+        if self._devices is None:
+            from ptstore_mpi.transport.devices import Devices  # not where no CUDA tensor is used
+
+            arenas = [memory for server, memory in self._memories.items() if server is not None]
+            self._devices = Devices(
+                arenas,
+                self._memories[None],
+                device=views.device,
+                is_populated=self._is_populated,
+            )
+        return self._devices
 
     def _locate(self, image: Image) -> tuple[Memory, dict[str, int]]:
         return self._memories[image.server], {

@@ -40,7 +40,10 @@ class LocalTransport(ClientTransport):
         self, handler: ServerHandler, arena: Arena, *, staging_bytes: int, copy_threads: int
     ) -> None:
         super().__init__(
-            {ServerIndex(0): arena.memory}, staging_bytes=staging_bytes, copy_threads=copy_threads
+            {ServerIndex(0): arena.memory},
+            staging_bytes=staging_bytes,
+            copy_threads=copy_threads,
+            is_populated=lambda: arena.is_populated,
         )
         self._handler = handler
         self._arena = arena
@@ -93,8 +96,8 @@ class LocalTransport(ClientTransport):
 
     def close(self) -> None:
         """Let the arena go."""
+        self._let_memory_go()
         self._arena.close()
-        self._memories.clear()
 
     def _complete(self) -> int:
         self._next_token += 1

@@ -8,6 +8,7 @@ own node would wait for the server to enter MPI.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -53,6 +54,8 @@ class MpiClientTransport(ClientTransport):
         Threads of a copy.
     stall
         Told that operations get on.
+    is_populated
+        Whether all pages of the arenas exist.
     """
 
     def __init__(
@@ -66,8 +69,14 @@ class MpiClientTransport(ClientTransport):
         config: Config,
         copy_threads: int,
         stall: StallWatch,
+        is_populated: Callable[[], bool],
     ) -> None:
-        super().__init__(arenas, staging_bytes=config.staging_bytes, copy_threads=copy_threads)
+        super().__init__(
+            arenas,
+            staging_bytes=config.staging_bytes,
+            copy_threads=copy_threads,
+            is_populated=is_populated,
+        )
         self.name = fetcher.name
         self._fetcher = fetcher
         self._channel = Channel(control)
@@ -170,7 +179,7 @@ class MpiClientTransport(ClientTransport):
             )
         if self._in_flight:
             raise TransportError(f"{len(self._in_flight)} transfer(s) still in flight at close")
-        self._memories.clear()
+        self._let_memory_go()
 
     def _flush(self) -> bool:
         requests_left, asks_left = self._channel.flush(), self._fetcher.flush()

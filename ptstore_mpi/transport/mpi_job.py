@@ -241,6 +241,7 @@ class MpiJob:
             config=self.config,
             copy_threads=self.config.copy_threads or automatic_copy_threads(neighbours),
             stall=self._stall,
+            is_populated=lambda: all(arena.is_populated for arena in self._arenas.values()),
         )
 
     # -- close -----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def zeros(*shape, dtype=np.uint8):
     return np.zeros(shape, dtype)
 
 
-IN_HOST = "'key': expected an array in host memory"
+IN_HOST = "'key': expected an array in host memory or on a CUDA device"
 ROOM = "'key': expected room for 8 blocks of 64 bytes"
 BUFFERS = [
     kind("none", lambda: None, "expected 2 arrays", "got NoneType"),

@@ -217,7 +217,7 @@ def test_torch_bfloat16_heads_there_and_back() -> None:
     where = Where(0, 10, 0, 10, 0)
     memory = np.zeros(10 * BLOCK_BYTES, np.uint8)
     for tensor, copy in ((source, pool.pack), (target, pool.unpack)):
-        address, shape, strides, itemsize, _ = _native.array_info(tensor)
+        address, shape, strides, itemsize, *_ = _native.array_info(tensor, int)
         views = _native.TensorViews()
         views.append(
             address,
