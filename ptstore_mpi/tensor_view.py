@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +25,7 @@ from ptstore_mpi.write_targets import check_apart
 __all__ = ["TensorView", "bind_views"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorView:
+class TensorView(msgspec.Struct, frozen=True, eq=False):
     """Address and strides, in bytes, of the blocks of one tensor in an engine's memory.
 
     Build one with `contiguous`, `paged` or `heads`; they accept numpy arrays, torch tensors

@@ -18,8 +18,7 @@ namespace ptstore::detail {
 #if defined(__x86_64__)
 namespace {
 
-// 3 x 4 KiB at a time stay in the first cache; short streams do not repay the multiplication.
-constexpr std::size_t kStreamWordsMin = 8;
+constexpr std::size_t kStreamWordsMin = 8;  // shorter streams do not repay the multiplication
 
 /// kShift[n] = x^(64 n - 33) mod P: shift(crc, n words) == crc32(0, crc (x) kShift[n]), because
 /// the carry-less product of two reflected 32-bit values carries a factor x in 64 bits, and the

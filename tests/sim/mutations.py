@@ -410,8 +410,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "checksums are compared from the first block on",
         "liveness",
         load._copy_out,
-        "[part.first_block :]",
-        "[0:]",
+        "first, end = 4 * part.first_block, 4 * (part.first_block + part.block_count)",
+        "first, end = 0, 4 * part.block_count",
     ),
     _one(
         "an owner verifies all segments with the first one's checksums",
