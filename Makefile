@@ -87,8 +87,8 @@ demo: $(INSTALLED) model
 bench: $(INSTALLED)
 	$(PY) $(BENCH) alone --run $(BENCH_RUN) $(BENCH_ARGS)
 	$(PY) $(BENCH) local --run $(BENCH_RUN) $(BENCH_ARGS)
-	for ranks in 2 3 5; do $(MPIEXEC) -n $$ranks $(PY) -m mpi4py $(BENCH) messages \
-	    --run $(BENCH_RUN) $(BENCH_ARGS) || exit 1; done
+	for servers in 1 2 4; do PTSTORE_SERVERS_PER_NODE=$$servers $(MPIEXEC) -n $$((servers + 1)) \
+	    $(PY) -m mpi4py $(BENCH) messages --run $(BENCH_RUN) $(BENCH_ARGS) || exit 1; done
 	$(TWO_NODES) $(MPIEXEC) -n 4 $(PY) -m mpi4py $(BENCH) remote \
 	    --wire ucx --run $(BENCH_RUN) $(BENCH_ARGS)
 	$(TWO_NODES) $(OFI) $(MPIEXEC) -n 4 $(PY) -m mpi4py $(BENCH) remote \
