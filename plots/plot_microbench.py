@@ -1,4 +1,4 @@
-"""Draw a run of `exp_microbench`: ratio of ours to its reference against size.
+"""Draw a run of `exp_microbench`: ratio of ours to its reference against size, in panels.
 
     python plots/plot_microbench.py FILE_OR_FOLDER [-o FIGURE.png]
 
@@ -27,6 +27,7 @@ else:  # started by its path: its own folder is on the search path
 
 EXPERIMENT = "exp_microbench"
 RATES = ("bytes/s", "tokens/s")
+TITLES = {"local": "on the node, against memcpy", "remote": "another node, against one MPI_Rget"}
 MARKERS = "osD^vPX*"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#000000")
 
@@ -77,30 +78,44 @@ def _read_part(path: Path, series: dict[str, dict[int, list[float]]]) -> None:
 
 
 def draw(series: dict[str, dict[int, list[float]]], output: Path) -> None:
-    """Write the figure to `output`; the ending decides the format."""
+    """Write the figure to `output`, a panel per group; the ending decides the format."""
     style.apply()
-    figure, axes = plt.subplots(figsize=style.FIGURE_INCHES, layout="constrained")
-    axes.axhline(1.0, color="#444444", linewidth=0.8, linestyle="--")
-    for place, (name, sizes) in enumerate(sorted(series.items())):
-        x = np.array(sorted(sizes)) / (1 << 20)
-        low, middle, high = np.transpose(
-            [np.percentile(sizes[size], (25, 50, 75)) for size in sorted(sizes)]
-        )
-        colour = COLOURS[place % len(COLOURS)]
-        axes.vlines(x, low, high, color=colour, linewidth=3, alpha=0.3)
-        axes.plot(
-            x, middle, marker=MARKERS[place % len(MARKERS)], color=colour, label=name,
-            linewidth=1.2, markersize=5,
-        )  # fmt: skip
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="both")
-    axes.set_xlabel("size (MiB)")
-    axes.set_ylabel("ours / reference")
-    axes.set_title("1 is as good as the reference; bars: quartiles over repeats")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    groups: dict[str, list[str]] = {}
+    for name in sorted(series):
+        if len(series[name]) > 1:  # one size is no curve
+            groups.setdefault(name.partition("_")[0], []).append(name)
+    if not groups:  # of a first try: one size of everything
+        groups = {"": sorted(series)}
+    width, height = style.FIGURE_INCHES
+    figure, panels = plt.subplots(
+        1, len(groups), figsize=(width, height), layout="constrained", sharey=True, squeeze=False
+    )
+    for axes, (group, names) in zip(panels[0], groups.items(), strict=True):
+        axes.axhline(1.0, color="#444444", linewidth=0.8, linestyle="--")
+        for place, name in enumerate(names):
+            _draw_one(axes, name, series[name], place=place)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="both")
+        axes.set_xlabel("size (MiB)")
+        axes.set_title(TITLES.get(group, group))
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=2)
+    panels[0][0].set_ylabel("ours / reference (1: as good; bars: quartiles)")
     figure.savefig(output)
     plt.close(figure)
+
+
+def _draw_one(axes: Any, name: str, sizes: dict[int, list[float]], *, place: int) -> None:
+    x = np.array(sorted(sizes)) / (1 << 20)
+    low, middle, high = np.transpose(
+        [np.percentile(sizes[size], (25, 50, 75)) for size in sorted(sizes)]
+    )
+    colour = COLOURS[place % len(COLOURS)]
+    axes.vlines(x, low, high, color=colour, linewidth=3, alpha=0.3)
+    axes.plot(
+        x, middle, marker=MARKERS[place % len(MARKERS)], color=colour, label=name,
+        linewidth=1.2, markersize=5,
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -59,10 +59,12 @@ class _Size:
         count = rotation_count(size_bytes, cold_bytes=COLD_BYTES)
         self._count = count
         self._buffers = Rotation([self._make_buffers() for _ in range(min(count, 24))])
-        flat = [np.zeros(size_bytes, np.uint8) for _ in range(min(count, 24) + 1)]
+        flat = [np.zeros(size_bytes, np.uint8) for _ in range(max(min(count, 24), 4))]
         for buffer in flat:
             buffer.fill(1)
-        self._targets, self._source = Rotation(flat[1:]), Rotation(flat)
+        # A target comes to be a source only when half of the others have been used since.
+        half = len(flat) // 2
+        self._pairs = Rotation([*zip(flat, flat[half:] + flat[:half], strict=True)])
         self._stored_count = 0
 
     def load_subject(self) -> Subject:
@@ -100,7 +102,7 @@ class _Size:
 
     def _subject(self, name: str, ours: Any) -> Subject:
         def copy() -> float:
-            target, source = self._targets.next(), self._source.next()
+            target, source = self._pairs.next()
             return timed(lambda: self._memcpy.copy(target, source))
 
         return Subject(
