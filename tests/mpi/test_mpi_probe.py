@@ -68,7 +68,7 @@ def test_a_probe_may_take_longer_than_the_open_around_it():
     ("mode", "code", "words"),
     [
         ("clean", 0, "will end without MPI_Finalize"),
-        ("exit", 3, "Abort(3)"),
+        ("exit", 3, "will end without MPI_Finalize"),  # of the abort a launcher may say nothing
         ("raise", 1, "RuntimeError: the results do not add up"),
     ],
 )
