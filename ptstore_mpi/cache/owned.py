@@ -167,9 +167,10 @@ class OwnedCache:
     def reserve(
         self, record: Record, hashes: BlockHashes, block_counts: Sequence[int]
     ) -> list[Segment] | None:
-        """Reserve one contiguous region for new segments, or return None: no room.
+        """Reserve a region for new segments, or return None: no room.
 
-        ``record`` carries namespace and inherited refs; its own refs are filled in here.
+        It is contiguous where there is such room, so that it can be read in one go, and in
+        pieces of whole segments otherwise. ``record`` carries namespace and inherited refs; its own refs are filled in here.
         """
         block_bytes = sum(record.tensor_bytes)
         sizes = [whole_pages(count * block_bytes) for count in block_counts]
@@ -177,12 +178,13 @@ class OwnedCache:
         metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))
         if sum(sizes) + sum(metadata) > self.free_bytes:
             return None
-        offset = self._allocator.allocate(sum(sizes))
-        if offset is None:
+        offsets = self._allocate(sizes)
+        if offsets is None:
             return None
         segments: list[Segment] = []
         first_block = 0
-        for count, nbytes, overhead in zip(block_counts, sizes, metadata, strict=True):
+        shapes = zip(block_counts, offsets, sizes, metadata, strict=True)
+        for count, offset, nbytes, overhead in shapes:
             segment = Segment(
                 self.slots.take(),
                 record,
@@ -196,7 +198,6 @@ class OwnedCache:
             self._next_serial += 1
             self.slots.put(segment)
             segments.append(segment)
-            offset += nbytes
             first_block += count
         record.refs += tuple(_ref(segment, segment.block_count) for segment in segments)
         for parent, child in itertools.pairwise(segments):
@@ -272,6 +273,21 @@ class OwnedCache:
         }
 
     # -- internals -------------------------------------------------------------------------
+
+    def _allocate(self, sizes: Sequence[int]) -> list[int] | None:
+        """Return where extents of these sizes begin; None, with nothing taken: no room."""
+        start = self._allocator.allocate(sum(sizes))
+        if start is not None:
+            return list(itertools.accumulate(sizes[:-1], initial=start))
+        offsets: list[int] = []
+        for size in sizes:
+            offset = self._allocator.allocate(size)
+            if offset is None:
+                for taken, nbytes in zip(offsets, sizes, strict=False):
+                    self._allocator.release(taken, nbytes)
+                return None
+            offsets.append(offset)
+        return offsets
 
     def _free_if_dead(self, segment: Segment, now: float) -> None:
         if segment in self._zombies and not segment.is_leased(now):

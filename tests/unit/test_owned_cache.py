@@ -53,6 +53,18 @@ def test_a_region_is_contiguous_and_every_segment_whole_pages():
     ]
 
 
+def test_without_contiguous_room_a_region_is_in_pieces_or_not_at_all():
+    cache = OwnedCache(0, 64 * PAGE, populated_bytes=8 * PAGE)
+    singles = [publish(cache, [block], counts=[1]) for block in range(1, 9)]
+    for (segment,) in singles[:6:2]:
+        cache.retire(segment, now=0.0)
+    free = cache.free_bytes
+    assert reserve(cache, range(50, 54), counts=[1] * 4) is None
+    assert cache.free_bytes == free, "nothing taken"
+    segments = reserve(cache, range(50, 53), counts=[1] * 3)
+    assert [segment.offset for segment in segments] == [0, 2 * PAGE, 4 * PAGE]
+
+
 def test_inherited_refs_are_part_of_the_record_and_of_its_cost():
     cache = OwnedCache(0, 64 * PAGE)
     inherited = [SegmentRef(1 << 48, 2, bytes(hashes_of(1, 2)[1]))]
