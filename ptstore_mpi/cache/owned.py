@@ -170,7 +170,8 @@ class OwnedCache:
         """Reserve a region for new segments, or return None: no room.
 
         It is contiguous where there is such room, so that it can be read in one go, and in
-        pieces of whole segments otherwise. ``record`` carries namespace and inherited refs; its own refs are filled in here.
+        pieces of whole segments otherwise. ``record`` carries namespace and inherited refs; its
+        own refs are filled in here.
         """
         block_bytes = sum(record.tensor_bytes)
         sizes = [whole_pages(count * block_bytes) for count in block_counts]
