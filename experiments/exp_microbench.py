@@ -35,9 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except record.RecordError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.part in ("local", "alone") and not _is_one_process():
+        print(f"{options.part}: expected one process, no mpiexec", file=sys.stderr)
+        return 2
     return {"local": _local, "remote": _remote, "messages": _messages, "alone": _alone}[
         options.part
     ](options)
+
+
+def _is_one_process() -> bool:
+    from mpi4py import MPI
+
+    return bool(MPI.COMM_WORLD.Get_size() == 1)
 
 
 def _parser() -> argparse.ArgumentParser:

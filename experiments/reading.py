@@ -35,7 +35,7 @@ def open_results(path: Path) -> h5py.File:
         Not HDF5, truncated, not ours, or of another schema version.
     """
     try:
-        file = h5py.File(path, "r")
+        file = h5py.File(path, "r", locking=False)  # its run may still be writing
     except _DAMAGE as error:
         raise ReportError(f"{path}: not a readable HDF5 file (truncated?): {error}") from None
     try:

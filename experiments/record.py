@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ import numpy as np
 
 SCHEMA_VERSION = 1
 CHUNK_ROWS = 256
+LEAST_FREE_BYTES = 1 << 20
 TEXT = "text"
 
 # name -> (type, units); the units "1" mark a number without dimension.
@@ -97,6 +99,20 @@ def require_folder(folder: Path) -> None:
         raise RecordError(f"--output: expected a folder, {existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RecordError(f"--output: {existing} is not writable")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"--output: {folder} cannot be made: {error.strerror}") from None
+    _require_room(folder)
+
+
+def _require_room(folder: Path) -> None:
+    """Raise RecordError on a full disk, before HDF5 meets it and damages the file."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < LEAST_FREE_BYTES:
+        raise RecordError(
+            f"{folder}: {free_bytes} bytes are free, results want {LEAST_FREE_BYTES} at least"
+        )
 
 
 class ResultFile:
@@ -122,6 +138,7 @@ class ResultFile:
             if set(row) != set(table.columns):
                 odd = sorted(set(row) ^ set(table.columns))
                 raise ValueError(f"table {table.name}: rows and columns differ in {odd}")
+        _require_room(self.part_path.parent)
         group = self._file.require_group(table.name)
         start = _row_count(group)
         for name, (kind, units) in table.columns.items():

@@ -60,6 +60,8 @@ def read(path: Path) -> dict[str, dict[int, list[float]]]:
     for found, each in parts:
         if found == run:
             _read_part(each, series)
+    if not series:
+        raise PlotError(f"{path}: expected loads or stores of some size in run {run}, found none")
     return series
 
 
@@ -77,8 +79,8 @@ def _read_part(path: Path, series: dict[str, dict[int, list[float]]]) -> None:
             series.setdefault(label, {}).setdefault(int(value), []).append(float(ratio))
 
 
-def draw(series: dict[str, dict[int, list[float]]], output: Path) -> None:
-    """Write the figure to `output`, a panel per group; the ending decides the format."""
+def draw(series: dict[str, dict[int, list[float]]], output: Path) -> Path:
+    """Write the figure, a panel per group, and return its path; the ending decides the format."""
     style.apply()
     groups: dict[str, list[str]] = {}
     for name in sorted(series):
@@ -101,8 +103,9 @@ def draw(series: dict[str, dict[int, list[float]]], output: Path) -> None:
         axes.set_title(TITLES.get(group, group))
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=2)
     panels[0][0].set_ylabel("ours / reference (1: as good; bars: quartiles)")
-    figure.savefig(output)
+    path = results_file.save(figure, output)
     plt.close(figure)
+    return path
 
 
 def _draw_one(axes: Any, name: str, sizes: dict[int, list[float]], *, place: int) -> None:
@@ -126,12 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         series: dict[str, Any] = read(options.path)
+        folder = options.path if options.path.is_dir() else options.path.parent
+        output = draw(series, options.output or folder / "microbench.png")
     except PlotError as error:
         print(error, file=sys.stderr)
         return 1
-    folder = options.path if options.path.is_dir() else options.path.parent
-    output = options.output or folder / "microbench.png"
-    draw(series, output)
     print(f"figure: {output}")
     return 0
 

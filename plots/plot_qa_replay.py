@@ -86,8 +86,8 @@ def _read_system(file: h5py.File, name: str) -> SystemSamples:
     return SystemSamples(name, columns["ttft_s"], parts, sources)
 
 
-def draw(systems: Sequence[SystemSamples], attributes: dict[str, Any], output: Path) -> None:
-    """Write the figure to `output`; the ending decides the format."""
+def draw(systems: Sequence[SystemSamples], attributes: dict[str, Any], output: Path) -> Path:
+    """Write the figure and return its path; the ending of `output` decides the format."""
     style.apply()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=style.FIGURE_INCHES, sharey=True, width_ratios=(1.5, 1), layout="constrained"
@@ -95,8 +95,9 @@ def draw(systems: Sequence[SystemSamples], attributes: dict[str, Any], output: P
     draw_distribution(left, systems)
     draw_split(right, systems)
     figure.suptitle(_title(attributes), x=0.01, ha="left", fontsize=9, color="#444444")
-    figure.savefig(output)
+    path = results_file.save(figure, output)
     plt.close(figure)
+    return path
 
 
 def draw_distribution(axes: Axes, systems: Sequence[SystemSamples]) -> None:
@@ -219,11 +220,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = find_file(options.path)
         systems, attributes = read(path)
+        output = draw(systems, attributes, options.output or path.with_suffix(".png"))
     except PlotError as error:
         print(error, file=sys.stderr)
         return 1
-    output = options.output or path.with_suffix(".png")
-    draw(systems, attributes, output)
     for system in systems:
         low, middle, high = np.percentile(system.ttft_s, (25, 50, 75))
         print(

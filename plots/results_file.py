@@ -34,7 +34,7 @@ def open_results(path: Path, group: str) -> h5py.File:
         Not HDF5, truncated, of another program or of another schema version.
     """
     try:
-        file = h5py.File(path, "r")
+        file = h5py.File(path, "r", locking=False)  # its run may still be writing
     except _DAMAGE as error:
         raise PlotError(f"{path}: not a readable HDF5 file: {error}") from None
     try:
@@ -47,6 +47,24 @@ def open_results(path: Path, group: str) -> h5py.File:
         file.close()
         raise
     return file
+
+
+def save(figure: Any, output: Path) -> Path:
+    """Write a figure; the ending decides the format, PNG where there is none. Return its path.
+
+    Raises
+    ------
+    PlotError
+        There is no such folder, it is not writable, or no such format.
+    """
+    path = output if output.suffix else output.with_suffix(".png")
+    if output.is_dir():
+        raise PlotError(f"expected the name of a figure, {output} is a folder")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"{path}: {error}") from None
+    return path
 
 
 def attributes(file: h5py.File) -> dict[str, Any]:

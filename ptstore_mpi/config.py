@@ -229,6 +229,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             An unknown name or an impossible value, with where it came from.
         """
         environment = os.environ if environment is None else environment
+        if not isinstance(environment, Mapping):
+            raise ConfigError(f"expected a mapping of variables, got {environment!r:.80}")
         path = path or environment.get("PTSTORE_CONFIG") or None
         if not isinstance(path, str | os.PathLike | None):
             raise ConfigError(f"expected the path of a configuration file, got {path!r:.80}")

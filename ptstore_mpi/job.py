@@ -10,6 +10,7 @@ With one rank in all the server runs inside the process, so a script needs no ``
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 import traceback
@@ -22,7 +23,7 @@ from ptstore_mpi import _native
 from ptstore_mpi.arena import Arena, free_bytes_of
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
-from ptstore_mpi.errors import ConfigError, PTStoreError
+from ptstore_mpi.errors import ConfigError, PTStoreError, TransportError
 from ptstore_mpi.idle import Idle
 from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.topology import Topology
@@ -90,9 +91,16 @@ class Job:
         return self.client is None
 
     def serve(self) -> None:
-        """Serve until every client has left. Collective with the clients' work and close."""
+        """Serve until every client has left. Collective with the clients' work and close.
+
+        Raises
+        ------
+        TransportError
+            This rank is a client.
+        """
         server = self._mpi.server if self._mpi is not None else None
-        assert server is not None, "this rank is a client"
+        if server is None:
+            raise TransportError("serve: expected a rank that is a server, this one is a client")
         server.serve()
 
     def close(self) -> None:
@@ -155,7 +163,7 @@ def run(
     TypeError
         ``main`` is not a function. With one rank also whatever `launch` and ``main`` raise.
     """
-    if not callable(main):
+    if not callable(main) or inspect.iscoroutinefunction(main):
         raise TypeError(f"main: expected a function of the store, got {main!r:.80}")
     comm = _checked(comm)
     if comm.Get_size() == 1:
@@ -226,6 +234,10 @@ def _abort_job(error: BaseException, phase: str, *, rank: int) -> NoReturn:
         if rank:  # nearly always every rank has the same error: let rank 0 tell it once
             time.sleep(_ONE_VOICE_S)
         abort(f"cannot open the job: {error}")
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+        said = "" if isinstance(error.code, int) else f": {error.code}"
+        abort(f"sys.exit in phase {phase!r}{said}; the job is aborted", code=code)
     traceback.print_exception(error)
     abort(f"failed in phase {phase!r}; the job is aborted")
 

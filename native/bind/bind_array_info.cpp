@@ -162,10 +162,15 @@ ArrayInfo buffer_info(const nb::object& source, const nb::object& stream_of) {
 }
 
 ArrayInfo array_info(const nb::object& source, const StreamOf& stream_of) {
-    if (PyObject_CheckBuffer(source.ptr()) == 0 && nb::hasattr(source, "__dlpack__")) {
-        return info_or_reason(source, stream_of);
+    if (nb::hasattr(source, "__dlpack__")) {
+        return PyObject_CheckBuffer(source.ptr()) == 0 ? info_or_reason(source, stream_of)
+                                                       : buffer_info(source, stream_of);
     }
-    return buffer_info(source, stream_of);
+    if (PyObject_CheckBuffer(source.ptr()) == 0) return buffer_info(source, stream_of);  // refuses
+    // A plain buffer need not say its strides (those of ctypes do not); a view of it always does.
+    const nb::object view = nb::steal(PyMemoryView_FromObject(source.ptr()));
+    if (!view.is_valid()) throw nb::python_error();
+    return buffer_info(view, stream_of);
 }
 
 }  // namespace

@@ -49,12 +49,18 @@ def prepare() -> Path:
     Raises
     ------
     ModelError
-        The package is not installed, or the cached folder is damaged.
+        The package is not installed, the cached folder is damaged, or none can be made.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = _cache_folder() / f"smollm2-135m-instruct-{_package_version()}-f{FORMAT_VERSION}"
     if not _complete(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelError(
+                f"the model cannot be kept in {folder.parent} ({error.strerror}); set "
+                "PTSTORE_CACHE to a folder that is writable"
+            ) from None
         with _lock(folder.parent / f".{folder.name}.lock"):
             if not _complete(folder):
                 _make(folder, _gguf_file(), _convert)

@@ -7,6 +7,7 @@ same everywhere and live here; a subclass provides time, messages and transfers.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 class ClientTransport(ABC):
-    """Carries the operations of one client. Not thread-safe: one thread calls it.
+    """Carries the operations of one client, one at a time.
 
     Parameters
     ----------
@@ -53,6 +54,7 @@ class ClientTransport(ABC):
         copy_threads: int,
         is_populated: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._turn = threading.Lock()
         self._memories: dict[ServerIndex | None, Memory] = dict(arenas.items())
         self._pool = _native.CopyPool(copy_threads)
         self._devices: Devices | None = None
@@ -108,7 +110,11 @@ class ClientTransport(ABC):
     # -- the interpreter -------------------------------------------------------------------
 
     def perform(self, operation: Operation[T]) -> T:
-        """Run an operation to its end and return its result."""
+        """Run an operation to its end and return its result; threads take turns."""
+        with self._turn:
+            return self._perform(operation)
+
+    def _perform(self, operation: Operation[T]) -> T:
         answer: Any = None
         try:
             while True:

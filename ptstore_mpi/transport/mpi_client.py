@@ -90,10 +90,9 @@ class MpiClientTransport(ClientTransport):
         self._next_token = 0
         self._stall = stall
 
-    def perform(self, operation: Operation[T]) -> T:
-        """Run an operation to its end and return its result."""
+    def _perform(self, operation: Operation[T]) -> T:
         with self._stall.busy("an operation of the store"):
-            return super().perform(operation)
+            return super()._perform(operation)
 
     def now(self) -> float:
         """Return monotonic time, s."""

@@ -27,8 +27,8 @@ def before_abort(act: Callable[[str], None] | None) -> None:
     _last_act = act
 
 
-def abort(message: str) -> NoReturn:
-    """Print ``message`` and end the whole job.
+def abort(message: str, *, code: int = 1) -> NoReturn:
+    """Print ``message`` and end the whole job with an exit code.
 
     A call that hangs inside MPI may hold the lock that `MPI_Abort` wants: then the process ends
     without it, and its launcher ends the others.
@@ -36,13 +36,13 @@ def abort(message: str) -> NoReturn:
     if _last_act is not None:
         with contextlib.suppress(Exception):
             _last_act(message)
-    killer = threading.Timer(_KILL_AFTER_S, os._exit, (1,))
+    killer = threading.Timer(_KILL_AFTER_S, os._exit, (code,))
     killer.daemon = True
     killer.start()
     print(f"ptstore: rank {MPI.COMM_WORLD.Get_rank()}: {message}", file=sys.stderr, flush=True)
     time.sleep(_LAST_WORDS_S)
-    MPI.COMM_WORLD.Abort(1)
-    os._exit(1)  # some launchers let the caller of Abort run on for a while
+    MPI.COMM_WORLD.Abort(code)
+    os._exit(code)  # some launchers let the caller of Abort run on for a while
 
 
 @contextmanager

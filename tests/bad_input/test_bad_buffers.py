@@ -201,7 +201,7 @@ def test_a_store_larger_than_the_arena(bench):
     prompt = np.arange(4 * 40)
     kv = Oracle(wide).arrays(prompt)
     held = bench.store.config.arena_bytes
-    refused(lambda: namespace.store(prompt, kv), CapacityError, f"needs {40 << 16} bytes",
+    refused(lambda: namespace.store(prompt, kv), CapacityError, f"40 blocks of {1 << 16}",
             f"an arena holds {held}")  # fmt: skip
     assert namespace.match(np.append(prompt, 0)).tokens == 0
 

@@ -37,6 +37,15 @@ def test_the_output_can_be_named(tmp_path, repository):
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.parametrize("name", ["nowhere/figure.png", "figure.txtx", ""])
+def test_an_output_that_cannot_be_is_named(tmp_path, repository, name):
+    path = made.write(tmp_path, made.usual_samples())
+    done = plot(repository, path, "-o", tmp_path / name)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert str(tmp_path / name) in done.stderr
+
+
 def test_a_folder_means_its_newest_file_and_the_module_form_works(tmp_path, repository):
     old = made.write(tmp_path / "a", made.usual_samples(), stem="old")
     os.utime(old, (1e9, 1e9))

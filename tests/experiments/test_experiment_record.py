@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -52,7 +51,10 @@ def test_every_dataset_has_units_and_every_row_is_kept(tmp_path):
 
 
 def test_a_flushed_file_is_readable_while_it_grows(tmp_path, repository):
-    reader = "import h5py, sys; print(len(h5py.File(sys.argv[1], 'r')['samples/prefix/ttft_s']))"
+    reader = (
+        "import pathlib, sys; from experiments.reading import open_results;"
+        "print(len(open_results(pathlib.Path(sys.argv[1]))['samples/prefix/ttft_s']))"
+    )
     table = record.samples_of("prefix")
     with record.ResultFile(tmp_path, "growing", {}) as file:
         for batch in range(3):
@@ -61,7 +63,6 @@ def test_a_flushed_file_is_readable_while_it_grows(tmp_path, repository):
             done = subprocess.run(
                 [sys.executable, "-c", reader, str(file.part_path)],
                 capture_output=True, text=True, check=True, cwd=repository,
-                env={**os.environ, "HDF5_USE_FILE_LOCKING": "FALSE"},
             )  # fmt: skip
             assert int(done.stdout) == 2 * (batch + 1)
 
@@ -75,6 +76,18 @@ def test_the_file_of_a_killed_job_opens_and_holds_the_flushed_batches(tmp_path, 
     with h5py.File(tmp_path / "killed.h5.part", "r") as file:
         assert file["samples/vanilla/ttft_s"][:2].tolist() == [1.0, 2.0]
         assert not file.attrs["complete"]
+
+
+def test_a_full_disk_is_named_before_it_damages_the_file(tmp_path, monkeypatch):
+    with record.ResultFile(tmp_path, "full", {}) as file:
+        file.append(record.samples_of("prefix"), [made.sample(0, 1.0)])
+        monkeypatch.setattr(record, "LEAST_FREE_BYTES", 1 << 62)
+        with pytest.raises(record.RecordError, match="bytes are free"):
+            file.append(record.samples_of("prefix"), [made.sample(1, 1.0)])
+        with pytest.raises(record.RecordError, match="bytes are free"):
+            record.require_folder(tmp_path)
+    with h5py.File(tmp_path / "full.h5.part", "r") as file:
+        assert len(file["samples/prefix/ttft_s"]) == 1
 
 
 def test_an_error_keeps_the_part_file(tmp_path):

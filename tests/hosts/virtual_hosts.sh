@@ -54,6 +54,10 @@ options() {
 run() {
   local count=$1 ranks=$2 mpiexec=$3 name=pt$$b subnet=10.78.$(($$ % 250)) given
   shift 3
+  if [[ $PWD$here =~ [[:space:]] ]]; then
+    echo "virtual_hosts.sh: not run: mpiexec cannot reach a folder with a space in its name" >&2
+    return
+  fi
   # shellcheck disable=SC2064  # the name of now
   trap "down $name" EXIT
   up "$name" "$subnet" "$count"

@@ -112,6 +112,15 @@ def test_an_exception_ends_the_job(start, phase):
     assert "RuntimeError: the engine fell over" in job.words()
 
 
+def test_an_exit_code_is_that_of_the_job(start):
+    job = start("exit")
+    job.notes("names", RANKS)
+    job.await_end()
+    assert job.launcher.returncode == 7
+    assert "rank 3: sys.exit in phase 'main'" in job.words()
+    assert "Traceback" not in job.words()
+
+
 @pytest.mark.parametrize("mode", ["settings", "doctor"])
 def test_a_wrong_setting_ends_the_job_before_it_is_one(start, mode):
     job = start(mode)

@@ -46,6 +46,12 @@ def test_disorder_ends_in_order(ranks, netmod, settings):
     assert done.stdout.count(" steps, ") == clients
 
 
+def test_threads_share_a_store():
+    done = run_ranks([PROGRAMS / "threads.py"], ranks=4, nodes=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("threads took turns") == 2
+
+
 @pytest.mark.parametrize(("segments", "nodes"), [(100, 1), (4000, 1), (4000, 2)])
 def test_answers_that_nobody_takes_do_not_hold_up_the_close(segments, nodes):
     done = run_ranks([PROGRAMS / "late_reply.py", str(segments)], ranks=4, nodes=nodes)

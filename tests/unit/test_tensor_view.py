@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -29,9 +32,17 @@ def packed(layout, arrays, blocks):
 
 def test_contiguous_takes_any_shape_of_the_same_bytes():
     data = np.arange(96, dtype=np.uint8)
-    for array in (data, data.reshape(3, 32), data.view(np.float64), data.reshape(1, 3, 4, 8)):
-        image = packed(KVLayout(LAYOUT.tensors[:1], 4), [array], 3)
+    for shaped in (data, data.reshape(3, 32), data.view(np.float64), data.reshape(1, 3, 4, 8)):
+        image = packed(KVLayout(LAYOUT.tensors[:1], 4), [shaped], 3)
         assert np.array_equal(image, data)
+
+
+def test_contiguous_takes_plain_buffers():
+    wanted = np.arange(96, dtype=np.uint8)
+    ctypes_array = (ctypes.c_float * 8 * 3).from_buffer_copy(wanted)  # says no strides
+    for buffer in (ctypes_array, bytearray(wanted), array.array("i", wanted.view(np.int32))):
+        image = packed(KVLayout(LAYOUT.tensors[:1], 4), [buffer], 3)
+        assert np.array_equal(image, wanted)
 
 
 def test_paged_follows_the_table():

@@ -2,6 +2,7 @@
 
 usage: ends.py FOLDER MODE      folder: where every rank notes who it is
        main | open | close      rank 3 raises there
+       exit                     rank 3 says sys.exit(7)
        settings | doctor        every rank, or `ptstore doctor`, finds a wrong setting
        stopped                  client 0 stops server 0; client 1 computes for a while; both leave
        late                     client 1 computes while client 0 waits in close
@@ -56,6 +57,8 @@ def main(store: Store) -> None:
         assert namespace.store(PROMPT, oracle.arrays(PROMPT)).reason == "stored"
     if MODE == "main" and RANK == 3:
         fall_over()
+    if MODE == "exit" and RANK == 3:
+        sys.exit(7)
     if MODE == "stopped" and store.client_rank == 0:
         os.kill(int((FOLDER / "pid.0").read_text()), signal.SIGSTOP)
     if MODE in ("stopped", "late") and store.client_rank:
