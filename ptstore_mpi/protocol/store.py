@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptstore_mpi.cache.owned import metadata_bytes_of
 from ptstore_mpi.device_views import Views
 from ptstore_mpi.errors import CapacityError
 from ptstore_mpi.protocol.call import call
@@ -35,7 +34,7 @@ from ptstore_mpi.protocol.messages import (
     WriteReply,
 )
 from ptstore_mpi.protocol.placement import place
-from ptstore_mpi.types import BlockHashes, SegmentRef, ServerIndex, whole_pages
+from ptstore_mpi.types import BlockHashes, SegmentRef, ServerIndex
 
 __all__ = ["Increment", "Stored", "store"]
 
@@ -132,14 +131,13 @@ def _store_at(
     """Reserve, write and publish the blocks from ``base`` on at ``server``."""
     block_bytes = sum(increment.tensor_bytes)
     new_blocks = len(increment.hashes) - base
+    if new_blocks * block_bytes > context.config.arena_bytes:
+        raise CapacityError(
+            f"the increment needs {new_blocks * block_bytes} bytes ({new_blocks} blocks of "
+            f"{block_bytes}), an arena holds {context.config.arena_bytes}"
+        )
     whole, rest = divmod(new_blocks, increment.segment_blocks)
     counts = (increment.segment_blocks,) * whole + ((rest,) if rest else ())
-    needed = sum(whole_pages(count * block_bytes) + metadata_bytes_of(count) for count in counts)
-    if needed > context.config.arena_bytes:
-        raise CapacityError(
-            f"the increment needs {needed} bytes ({new_blocks} blocks of {block_bytes} and their "
-            f"metadata), an arena holds {context.config.arena_bytes}"
-        )
     op = context.ledger.open()
     settled = False
     try:
