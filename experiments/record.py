@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +98,11 @@ def require_folder(folder: Path) -> None:
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise RecordError(f"--output: expected a folder, {existing} is a file")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise RecordError(f"--output: {existing} is not writable")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".ptstore-", dir=existing)).rmdir()
     except OSError as error:
-        raise RecordError(f"--output: {folder} cannot be made: {error.strerror}") from None
-    _require_room(folder)
+        raise RecordError(f"--output: {existing} is not writable: {error.strerror}") from None
+    _require_room(existing)
 
 
 def _require_room(folder: Path) -> None:
