@@ -80,7 +80,10 @@ def _local(options: argparse.Namespace) -> int:
     from experiments.microbench import local
 
     config = ptstore_mpi.Config.load(
-        memory_bytes=local.MEMORY_BYTES, copy_threads=options.threads, store_timeout_s=120.0
+        memory_bytes=local.MEMORY_BYTES,
+        copy_threads=options.threads,
+        store_timeout_s=120.0,
+        eviction="none",
     )
 
     def work(store: Any) -> None:

@@ -1,5 +1,5 @@
 """
-Native core: block hashes, prefix index, region allocator, copies, checksums.
+Native core: block hashes, prefix index, allocator, eviction queue, copies, checksums.
 """
 
 from collections.abc import Callable
@@ -87,6 +87,36 @@ class RegionAllocator:
 
     @property
     def largest_free_bytes(self) -> int: ...
+
+class EvictionQueue:
+    """Keys by priority, the lowest eligible first. Calls hold the GIL."""
+
+    def __init__(self) -> None: ...
+
+    def set(self, key: int, priority: float, order: int | None = None) -> None:
+        """
+        Add an item, eligible, or rank it anew; its flag stays. Of equal priorities the lowest order comes first; without one it comes after every order so far.
+        """
+
+    def remove(self, key: int) -> bool:
+        """Forget an item; return whether it was there."""
+
+    def set_eligible(self, key: int, eligible: bool) -> None:
+        """Let an item be lowest(), or not; an unknown key is a ValueError."""
+
+    def lowest(self) -> tuple[int, float] | None:
+        """(key, priority) of the eligible item that goes first, or None."""
+
+    def __contains__(self, key: int) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def eligible_count(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory this queue occupies."""
 
 class TensorViews:
     """

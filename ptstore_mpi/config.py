@@ -92,6 +92,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     placement
         Owner of an increment: ``local`` (a server of the storing client's node), ``random``
         (a function of the block hashes) or ``least_loaded`` (the less loaded of two such).
+    eviction
+        What a full server drops to make room, always a segment that nothing continues and nobody
+        reads: the one used least recently (``lru``), least often (``lfu``), with the least
+        expected loss per byte (``gdsf``), by ``s3fifo``, or by whichever of these would have done
+        best of late (``adaptive``); ``none``: a full server refuses stores.
     verify
         Block checksums checked: ``off``, ``remote`` (whatever crossed a wire: by load, and by the
         owner before it makes an increment visible) or ``always`` (by every load).
@@ -144,6 +149,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probe_fault: Literal["none", "hang", "corrupt", "stuck"] = "none"
     segment_tokens: int = 256
     placement: Literal["local", "random", "least_loaded"] = "local"
+    eviction: Literal["lru", "lfu", "gdsf", "s3fifo", "adaptive", "none"] = "lru"
     verify: Literal["off", "remote", "always"] = "remote"
     verify_publish: bool = False
     match_timeout_s: float = 1.0

@@ -63,6 +63,7 @@ void bind_hash(nb::module_& module);
 void bind_checksum(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_allocator(nb::module_& module);
+void bind_eviction(nb::module_& module);
 void bind_copy(nb::module_& module);
 void bind_array_info(nb::module_& module);
 

@@ -12,6 +12,7 @@ nanobind_add_module(_native NB_STATIC NB_SUPPRESS_WARNINGS
   bind/bind_array_info.cpp
   bind/bind_checksum.cpp
   bind/bind_copy.cpp
+  bind/bind_eviction.cpp
   bind/bind_hash.cpp
   bind/bind_index.cpp)
 target_link_libraries(_native PRIVATE ptcore ptcore_warnings)

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from ptstore_mpi import _native
+from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.segment import LeaseKey, Record, Segment, SegmentState, SlotTable
 from ptstore_mpi.types import (
     GENERATION_BITS,
@@ -55,6 +56,8 @@ class OwnedCache:
         Pages of the arena that may be used so far; see `grow`.
     generation_bits
         As in `SlotTable`.
+    eviction
+        Names what goes where there is no room; None: nothing goes.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class OwnedCache:
         *,
         populated_bytes: int | None = None,
         generation_bits: int = GENERATION_BITS,
+        eviction: Eviction | None = None,
     ) -> None:
         self.server = server
         self.capacity_bytes = capacity_bytes
+        self._eviction = eviction
         self.slots = SlotTable(server, generation_bits=generation_bits)
         self._index = _native.PrefixIndex()
         populated = capacity_bytes if populated_bytes is None else populated_bytes
@@ -127,14 +132,15 @@ class OwnedCache:
 
     def lease(self, segment: Segment, key: LeaseKey, expiry: float) -> None:
         """Promise not to reuse the segment's bytes before ``expiry`` (P10)."""
+        if key not in segment.leases:
+            self.hold(segment)
         segment.leases[key] = max(expiry, segment.leases.get(key, 0.0))
         self._leased.setdefault(key, {})[segment] = None
 
     def release(self, key: LeaseKey, now: float) -> None:
         """End the leases of one operation; ending them twice changes nothing (P10)."""
         for segment in self._leased.pop(key, ()):
-            segment.leases.pop(key, None)
-            self._free_if_dead(segment, now)
+            self._end_lease(segment, key, now)
 
     def release_before(self, client: int, low: float, now: float) -> None:
         """End the leases of every operation of ``client`` below its watermark (P3)."""
@@ -145,9 +151,8 @@ class OwnedCache:
         """Forget leases whose time has passed, and free what only they held."""
         for key, segments in list(self._leased.items()):
             for segment in [s for s in segments if s.leases[key] <= now]:
-                del segment.leases[key]
                 del segments[segment]
-                self._free_if_dead(segment, now)
+                self._end_lease(segment, key, now)
             if not segments:
                 del self._leased[key]
 
@@ -173,10 +178,7 @@ class OwnedCache:
         pieces of whole segments otherwise. ``record`` carries namespace and inherited refs; its
         own refs are filled in here.
         """
-        block_bytes = sum(record.tensor_bytes)
-        sizes = [whole_pages(count * block_bytes) for count in block_counts]
-        metadata = [metadata_bytes_of(count) for count in block_counts]
-        metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))
+        sizes, metadata = _needs(record, block_counts)
         if sum(sizes) + sum(metadata) > self.free_bytes:
             return None
         offsets = self._allocate(sizes)
@@ -202,7 +204,7 @@ class OwnedCache:
             first_block += count
         record.refs += tuple(_ref(segment, segment.block_count) for segment in segments)
         for parent, child in itertools.pairwise(segments):
-            parent.links[child.serial] = child.id
+            parent.links[child.serial] = child.id  # not held: they come and go together
         self.reserved_bytes += sum(sizes)
         self.metadata_bytes += sum(metadata)
         return segments
@@ -219,7 +221,7 @@ class OwnedCache:
         self.metadata_bytes += more
         return True
 
-    def publish(self, segments: Iterable[Segment], checksums: bytes) -> None:
+    def publish(self, segments: Iterable[Segment], checksums: bytes, now: float = 0.0) -> None:
         """Make reserved segments visible, all in one step."""
         start = 0
         for segment in segments:
@@ -229,6 +231,25 @@ class OwnedCache:
             self._index.insert(segment.hashes, segment.id)
             self.reserved_bytes -= segment.nbytes
             self.owned_bytes += segment.nbytes
+            if self._eviction is not None:
+                above = segment.parent
+                parent = None if above is None else self.slots.get(above.segment)
+                self._eviction.published(segment, parent, now)
+                if parent is not None and not segment.index:
+                    self._eviction.let_go(parent)  # it is held by its child itself from now on
+
+    def link(self, parent: Segment, serial: int, child: int) -> None:
+        """Note that a segment is continued by one that is not visible here (P7)."""
+        if serial not in parent.links:
+            self.hold(parent)
+        parent.links[serial] = child
+
+    def unlink(self, parent: Segment, serial: int) -> None:
+        """Note that it is not any more; of a segment here, before that is retired."""
+        if parent.links.pop(serial, None) is None or self._eviction is None:
+            return
+        if serial not in self._eviction:
+            self._eviction.let_go(parent)
 
     def free_reserved(self, segments: Iterable[Segment]) -> None:
         """Give a reserved region back (P3 only: nobody may still write into it)."""
@@ -237,9 +258,14 @@ class OwnedCache:
             self.reserved_bytes -= segment.nbytes
             self._free(segment)
 
-    def retire(self, segment: Segment, now: float) -> None:
-        """Take a published segment out of the index; free its bytes after its last lease."""
+    def retire(self, segment: Segment, now: float, *, evicted: bool = False) -> None:
+        """Take a published segment out of the index; free its bytes after its last lease.
+
+        Segments that continue it here must have been retired before.
+        """
         assert segment.state is SegmentState.PUBLISHED
+        if self._eviction is not None:
+            self._eviction.retired(segment, evicted=evicted)
         removed = self._index.remove(segment.hashes, segment.id)
         assert removed == segment.block_count, "a published segment was not wholly indexed"
         segment.state = SegmentState.ZOMBIE
@@ -247,6 +273,33 @@ class OwnedCache:
         self.zombie_bytes += segment.nbytes
         self._zombies.add(segment)
         self._free_if_dead(segment, now)
+
+    # -- making room -----------------------------------------------------------------------
+
+    def hold(self, segment: Segment) -> None:
+        """Keep a segment from being a victim, until as many `let_go`."""
+        if self._eviction is not None:
+            self._eviction.hold(segment)
+
+    def let_go(self, segment: Segment) -> None:
+        """End one `hold`."""
+        if self._eviction is not None:
+            self._eviction.let_go(segment)
+
+    def use(self, segments: Sequence[Segment], now: float) -> None:
+        """Note that one request used these segments, in the order of its prefix."""
+        if self._eviction is not None and segments:
+            self._eviction.used(segments, now)
+
+    def could_fit(self, record: Record, block_counts: Sequence[int]) -> bool:
+        """Tell whether a region would fit once all was evicted that nobody reads or writes."""
+        sizes, metadata = _needs(record, block_counts)
+        held = self.reserved_bytes + self.zombie_bytes + self.leased_bytes
+        return sum(sizes) + sum(metadata) <= self.capacity_bytes - held
+
+    def victim(self) -> Segment | None:
+        """Return the segment that should go first, or None: nothing may go."""
+        return None if self._eviction is None else self._eviction.victim()
 
     def published(self, namespace: bytes | None = None) -> list[Segment]:
         """Return the published segments, of one namespace where one is given."""
@@ -290,6 +343,11 @@ class OwnedCache:
             offsets.append(offset)
         return offsets
 
+    def _end_lease(self, segment: Segment, key: LeaseKey, now: float) -> None:
+        if segment.leases.pop(key, None) is not None:
+            self.let_go(segment)
+        self._free_if_dead(segment, now)
+
     def _free_if_dead(self, segment: Segment, now: float) -> None:
         if segment in self._zombies and not segment.is_leased(now):
             self._zombies.discard(segment)
@@ -302,6 +360,14 @@ class OwnedCache:
         self._allocator.release(segment.offset, segment.nbytes)
         self.metadata_bytes -= segment.metadata_bytes
         self.slots.release(segment)
+
+
+def _needs(record: Record, block_counts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the bytes of each new segment of a record, and of its metadata."""
+    block_bytes = sum(record.tensor_bytes)
+    metadata = [metadata_bytes_of(count) for count in block_counts]
+    metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))
+    return [whole_pages(count * block_bytes) for count in block_counts], metadata
 
 
 def _ref(segment: Segment, block_count: int) -> SegmentRef:

@@ -147,6 +147,7 @@ class ServerHandler:
             "request_count": self.request_count,
             "malformed_count": self.malformed_count,
             "dropped_count": self.dropped_count,
+            "evicted_count": self.writes.evicted_count,
             "lost_count": self.writes.lost_count,
             "pruned_count": self.writes.pruned_count,
             "peer_resend_count": sum(link.resend_count for link in self._links.values()),
@@ -231,13 +232,16 @@ class ServerHandler:
     def _acquire(self, request: AcquireRequest, now: float) -> AcquireReply:
         granted_s = min(request.remaining_s, self._lease_cap_s)
         grants: list[Grant] = []
+        segments: list[Segment] = []
         for ref in request.refs:
             segment = self.cache.find(ref)
             if segment is None:
                 break
+            segments.append(segment)
             self.cache.lease(segment, (request.client, request.op), now + granted_s)
             checksums = segment.checksums[: 4 * ref.block_count] if request.checksums else b""
             grants.append(Grant(segment.offset, segment.block_count, checksums))
+        self.cache.use(segments, now)
         return AcquireReply(
             self.cache.server, request.op, request.attempt, tuple(grants), granted_s
         )

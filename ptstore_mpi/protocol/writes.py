@@ -79,6 +79,7 @@ class WritePath:
         self._by_serial: dict[int, Reservation] = {}
         self._waiting: list[ReserveRequest] = []
         self.status_counts = dict.fromkeys(get_args(WriteStatus), 0)
+        self.evicted_count = 0
         self.lost_count = 0
         self.pruned_count = 0
 
@@ -88,7 +89,7 @@ class WritePath:
         """Reserve a region, or say why not; a repetition gets the first answer again (P2)."""
         known = self.reservations.find(request.client, request.op)
         if known is None:
-            known = self._reserve_anew(request, now)
+            known = yield from self._reserve_anew(request, now)
             if known is None:
                 self._waiting.append(request)
                 return
@@ -192,7 +193,7 @@ class WritePath:
                 segment = self._cache.find(parent)
                 path: tuple[SegmentRef, ...] = ()
                 if segment is not None:
-                    segment.links[serial] = child
+                    self._cache.link(segment, serial, child)
                     path = segment.path
                 yield ToPeer(sender, LinkResult(serial, segment is not None, path))
             case LinkResult(serial, linked, path):
@@ -203,7 +204,7 @@ class WritePath:
                 # By id alone: the parent may be a zombie, and serials are never reused.
                 segment = self._cache.slots.get(parent.segment)
                 if segment is not None:
-                    segment.links.pop(serial, None)
+                    self._cache.unlink(segment, serial)
             case Prune(serial, child):
                 segment = self._cache.slots.get(child)
                 if segment is not None and segment.serial == serial:
@@ -215,13 +216,16 @@ class WritePath:
         self.lost_count += 1
         self.pruned_count += removed_count - 1
 
-    def remove(self, segment: Segment, now: float) -> Generator[Action | ToPeer, None, int]:
+    def remove(
+        self, segment: Segment, now: float, *, evicted: bool = False
+    ) -> Generator[Action | ToPeer, None, int]:
         """Take a segment and all that hangs on it out of sight, in one step per server (P15).
 
-        Published ones leave the index and are freed after their leases; a reserved one can no
-        longer be published. Returns how many published segments were removed here.
+        Published ones leave the index, children first, and are freed after their leases; a
+        reserved one can no longer be published. Returns how many published segments were removed
+        here.
         """
-        removed_count = 0
+        removed: list[Segment] = []
         pending = [segment]
         while pending:
             segment = pending.pop()
@@ -230,18 +234,18 @@ class WritePath:
                 if known is not None and known.is_live:
                     yield from self._end(known, "gone", now)
             elif segment.state is SegmentState.PUBLISHED:
-                children = dict(segment.links)
-                yield from self._unlink(segment)
-                self._cache.retire(segment, now)
-                removed_count += 1
-                for serial, child in children.items():
+                removed.append(segment)
+                for serial, child in list(segment.links.items()):
                     if segment_owner(child) != self._cache.server:
                         yield ToPeer(segment_owner(child), Prune(serial, child))
                         continue
                     own = self._cache.slots.get(child)
                     if own is not None and own.serial == serial:
                         pending.append(own)
-        return removed_count
+        for segment in reversed(removed):
+            yield from self._unlink(segment)
+            self._cache.retire(segment, now, evicted=evicted)
+        return len(removed)
 
     def clear(self, namespace: bytes, now: float) -> Generator[Action | ToPeer, None, int]:
         """End every reservation of a namespace, remove its segments and return their count."""
@@ -262,7 +266,9 @@ class WritePath:
 
     # -- internals -------------------------------------------------------------------------
 
-    def _reserve_anew(self, request: ReserveRequest, now: float) -> Reservation | None:
+    def _reserve_anew(
+        self, request: ReserveRequest, now: float
+    ) -> Generator[Action | ToPeer, None, Reservation | None]:
         """Return the new reservation, or None where the arena is still being populated."""
 
         def refused(status: WriteStatus) -> Reservation:
@@ -283,15 +289,16 @@ class WritePath:
             if own_parent is None:
                 return refused("gone")
             ancestors = (*own_parent.path, parent)  # that of its own links, never mixed (P8)
-        segments = self._cache.reserve(
-            Record(request.namespace, request.tensor_bytes, ancestors, len(ancestors)),
-            np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
-            request.segment_block_counts,
-        )
+        record = Record(request.namespace, request.tensor_bytes, ancestors, len(ancestors))
+        if own_parent is not None:
+            self._cache.hold(own_parent)
+        segments = yield from self._find_room(request, record, now)
+        if own_parent is not None:
+            if segments is not None:
+                self._cache.link(own_parent, segments[0].serial, segments[0].id)
+            self._cache.let_go(own_parent)
         if segments is None:
             return refused("full") if self._cache.is_populated else None
-        if own_parent is not None:
-            own_parent.links[segments[0].serial] = segments[0].id
         return Reservation(
             request.client,
             request.op,
@@ -301,6 +308,20 @@ class WritePath:
             linked=parent is None or own_parent is not None,
             mapped=request.mapped,
         )
+
+    def _find_room(
+        self, request: ReserveRequest, record: Record, now: float
+    ) -> Generator[Action | ToPeer, None, list[Segment] | None]:
+        """Reserve a region, evicting as much as that takes; None: no room."""
+        hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        while True:
+            segments = self._cache.reserve(record, hashes, request.segment_block_counts)
+            if segments is not None or not self._cache.is_populated:
+                return segments
+            victim = self._cache.victim()
+            if victim is None or not self._cache.could_fit(record, request.segment_block_counts):
+                return None  # nothing is evicted in vain
+            self.evicted_count += yield from self.remove(victim, now, evicted=True)
 
     def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]
@@ -331,7 +352,7 @@ class WritePath:
             if not self._verified(known, known.publish.checksums):
                 yield from self._end(known, "corrupt", now)
                 return
-            self._cache.publish(known.segments, known.publish.checksums)
+            self._cache.publish(known.segments, known.publish.checksums, now)
             known.status = "published"
             self.status_counts["published"] += 1
         yield from self._answer(known)
@@ -392,7 +413,7 @@ class WritePath:
             return
         own = self._cache.slots.get(parent.segment)
         if own is not None:
-            own.links.pop(segment.serial, None)
+            self._cache.unlink(own, segment.serial)
 
     def _free(self, known: Reservation) -> None:
         self._cache.free_reserved(known.segments)

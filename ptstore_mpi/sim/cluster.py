@@ -32,7 +32,7 @@ from ptstore_mpi.protocol.messages import (
 )
 from ptstore_mpi.sim.observer import InvariantError
 from ptstore_mpi.sim.trace import START_S
-from ptstore_mpi.sim.transport import SimTransport, Stepper, Transfer
+from ptstore_mpi.sim.transport import SimTransport, Stepper, Transfer, counted_memory
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.types import ServerIndex
@@ -50,11 +50,6 @@ class _Incoming:
     open_count: int
     intact: bool = True
     cancelled: bool = False
-
-
-def _memory(nbytes: int, counts_only: bool) -> Memory:
-    """Return an arena's bytes; where they are only counted, one byte that looks like many."""
-    return np.broadcast_to(np.uint8(0), nbytes) if counts_only else np.zeros(nbytes, np.uint8)
 
 
 class _Alone:
@@ -116,7 +111,10 @@ class Cluster:
         )
         self.counts_only = counts_only
         self.memories = {
-            ServerIndex(i): _memory(config.arena_bytes, counts_only) for i in range(servers)
+            ServerIndex(i): counted_memory(config.arena_bytes)
+            if counts_only
+            else np.zeros(config.arena_bytes, np.uint8)
+            for i in range(servers)
         }
         self.servers = [
             make_handler(
@@ -244,7 +242,7 @@ class Cluster:
         """Deliver frames between servers, oldest link first; return how many."""
         delivered = 0
         while count is None or delivered < count:
-            link = next((link for link, queue in self._peers.items() if queue), None)
+            link = next(iter(self._peers), None)
             if link is None:
                 break
             self.deliver_peer(*link)
@@ -253,7 +251,11 @@ class Cluster:
 
     def deliver_peer(self, sender: ServerIndex, receiver: ServerIndex) -> None:
         """Deliver the oldest frame on its way from one server to another."""
-        self.handle_frame(sender, receiver, encode(self._peers[sender, receiver].popleft()))
+        queue = self._peers[sender, receiver]
+        frame = queue.popleft()
+        if not queue:
+            del self._peers[sender, receiver]  # idle links, of which there are many, cost nothing
+        self.handle_frame(sender, receiver, encode(frame))
 
     def handle_frame(self, sender: ServerIndex, receiver: ServerIndex, data: bytes) -> None:
         """Let a server handle a frame of another one now."""
@@ -263,7 +265,7 @@ class Cluster:
     @property
     def peers_on_their_way(self) -> list[tuple[ServerIndex, ServerIndex]]:
         """Pairs (sender, receiver) of servers with frames under way."""
-        return [link for link, queue in self._peers.items() if queue]
+        return list(self._peers)
 
     def _carry_out(self, server: ServerIndex, actions: list[Action]) -> None:
         for action in actions:

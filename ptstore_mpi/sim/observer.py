@@ -44,7 +44,7 @@ class Observer:
     def published(self, server: ServerIndex, segment: Segment) -> None:
         """A segment has become visible."""
 
-    def retired(self, server: ServerIndex, segment: Segment) -> None:
+    def retired(self, server: ServerIndex, segment: Segment, *, evicted: bool) -> None:
         """A published segment is about to go out of sight."""
 
     def freed(self, server: ServerIndex, segment: Segment) -> None:

@@ -161,6 +161,7 @@ def _set_up(
     settings: dict[str, Any] = {
         "slots": rng.randint(*workload.slots),
         "placement": rng.choice(["local", "random", "least_loaded"]),
+        "eviction": rng.choice(["none", "lru", "lfu", "gdsf", "s3fifo", "adaptive"]),
         "verify": rng.choice(["off", "remote", "remote", "always", "always"]),
         "verify_publish": rng.random() < 0.3,
         "unconfirmed_count": rng.randint(1, 4),

@@ -276,16 +276,16 @@ class Simulation(Cluster):
         """Tell the observers what becomes of each segment, at that very step."""
         publish, retire, free = cache.publish, cache.retire, cache._free
 
-        def publish_and_tell(segments: list[Segment], checksums: bytes) -> None:
-            publish(segments, checksums)
+        def publish_and_tell(segments: list[Segment], checksums: bytes, now: float = 0.0) -> None:
+            publish(segments, checksums, now)
             for hear in self.hearers["published"]:
                 for segment in segments:
                     hear(server, segment)
 
-        def retire_and_tell(segment: Segment, now: float) -> None:
+        def retire_and_tell(segment: Segment, now: float, *, evicted: bool = False) -> None:
             for hear in self.hearers["retired"]:
-                hear(server, segment)
-            retire(segment, now)
+                hear(server, segment, evicted=evicted)
+            retire(segment, now, evicted=evicted)
 
         def free_and_tell(segment: Segment) -> None:
             free(segment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +16,20 @@ from ptstore_mpi.protocol.effects import Effect, Operation, Pack, Unpack
 from ptstore_mpi.protocol.messages import Reply, Request
 from ptstore_mpi.sim.trace import START_S
 from ptstore_mpi.transport.base import ClientTransport
-from ptstore_mpi.types import ServerIndex
+from ptstore_mpi.types import ServerIndex, whole_pages
 
 if TYPE_CHECKING:
     from ptstore_mpi.sim.cluster import Cluster
 
-__all__ = ["SimTransport", "Stepper", "Transfer"]
+__all__ = ["SimTransport", "Stepper", "Transfer", "counted_memory"]
 
 T = TypeVar("T")
 E = TypeVar("E")
+
+
+def counted_memory(nbytes: int) -> Memory:
+    """Return memory whose bytes are only counted: read-only, one byte that looks like many."""
+    return np.broadcast_to(np.uint8(0), nbytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +112,15 @@ class SimTransport(ClientTransport):
             staging_bytes=cluster.config.staging_bytes,
             copy_threads=1,
         )
+
+    def replace_staging(self, nbytes: int) -> None:
+        """Use fresh staging memory; where bytes are only counted, addresses without pages."""
+        if self._cluster.counts_only:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            pages = mmap.mmap(-1, whole_pages(nbytes), flags=flags, prot=mmap.PROT_READ)
+            self._memories[None] = np.frombuffer(pages, dtype=np.uint8)
+        else:
+            super().replace_staging(nbytes)
 
     def execute(self, effect: Effect) -> Any:
         """Carry out one effect and return its answer."""

@@ -39,6 +39,7 @@ def small_config(*, slots: int = 8, **settings: Any) -> Config:
         "memory_bytes": -(-slots * SEGMENT_BYTES // 4096) * 4096,
         "segment_tokens": 8,
         "placement": "random",
+        "eviction": "none",
         "staging_bytes": 1 << 16,
         "get_bytes": 1 << 12,
     }

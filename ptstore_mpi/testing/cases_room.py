@@ -12,7 +12,7 @@ from ptstore_mpi.errors import CapacityError, LayoutMismatchError
 from ptstore_mpi.testing.bench import LAYOUT, Bench, Tokens
 from ptstore_mpi.types import segment_slot
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "evicted"]
 
 
 def full(bench: Bench) -> None:
@@ -42,6 +42,23 @@ def full(bench: Bench) -> None:
     bench.everyone()
     assert space.put(kept[0]).reason == "stored"
     space.expect(np.append(kept[0], 1), 96)
+
+
+def evicted(bench: Bench) -> None:
+    """A full arena makes room: the newest is always there, and what was dropped is counted."""
+    space = bench.space()
+    for turn in bench.my_turn():  # nobody else takes what was just put away
+        assert turn is None
+        for _ in range(40):  # texts of their own: parents of what is elsewhere would stay
+            prompt = bench.tokens(96)
+            stored = space.put(prompt)
+            assert stored.reason == "stored", stored
+            space.expect(np.append(prompt, 1), 96)
+    bench.everyone()
+    assert bench.server_total("evicted_count") > 0
+    assert bench.server_total("write_full_count") == 0
+    for counters in bench.store.server_stats():
+        assert counters["owned_bytes"] + counters["metadata_bytes"] <= counters["capacity_bytes"]
 
 
 def free_bytes(bench: Bench) -> list[int]:
@@ -175,7 +192,15 @@ def wrong_buffers(bench: Bench) -> None:
 
 
 CASES: list[tuple[Callable[[Bench], None], dict[str, Any]]] = [
-    (full, {"memory_bytes": 512 << 10, "placement": "random", "unconfirmed_count": 2}),
+    (
+        full,
+        {
+            "memory_bytes": 512 << 10,
+            "placement": "random",
+            "unconfirmed_count": 2,
+            "eviction": "none",
+        },
+    ),
     (cleared, {"placement": "random"}),
     (dropped, {"placement": "random"}),
     (stale_match, {"placement": "local"}),

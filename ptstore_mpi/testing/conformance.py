@@ -75,6 +75,14 @@ def _cases() -> list[Case]:
         )
         for placement, verify in modes
     ]
+    found += [
+        Case(
+            f"evicted[{policy}]",
+            cases_room.evicted,
+            {"memory_bytes": 512 << 10, "placement": "random", "eviction": policy},
+        )
+        for policy in ("lru", "s3fifo", "adaptive")
+    ]
     found.append(
         Case(
             "mixed[verify_publish]", cases_life.mixed, {"verify": "always", "verify_publish": True}

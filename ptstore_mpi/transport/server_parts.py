@@ -6,7 +6,9 @@ import numpy as np
 
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Memory
+from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.policies.factory import make_policy
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError
@@ -73,12 +75,16 @@ def make_handler(
         )
         return found.tobytes() == checksums
 
+    eviction = None
+    if config.eviction != "none":
+        eviction = Eviction(make_policy(config.eviction, config.arena_bytes))
     return ServerHandler(
         OwnedCache(
             server,
             config.arena_bytes,
             populated_bytes=populated_bytes,
             generation_bits=generation_bits,
+            eviction=eviction,
         ),
         is_intact=is_intact,
         server_count=server_count,

@@ -121,8 +121,9 @@ def test_swapping_two_loaded_blocks_is_seen_in_the_outputs(run_driver, monkeypat
     assert np.all(difference[~reused] <= 1e-3)
 
 
-def test_a_full_arena_is_a_reason_and_the_outputs_stay_equal(run_driver):
+def test_a_full_arena_is_a_reason_and_the_outputs_stay_equal(run_driver, monkeypatch):
     # One prompt takes about 60 KiB: two fit.
+    monkeypatch.setenv("PTSTORE_EVICTION", "none")
     path, rows = run_driver("--memory-bytes-per-node", "160KiB", "--documents", "8")
     with h5py.File(path) as file:
         reasons = file["samples/ptstore/store_reason"].asstr()[:].tolist()

@@ -17,6 +17,7 @@ import ptstore_mpi.protocol.call as call
 import ptstore_mpi.protocol.load as load
 import ptstore_mpi.protocol.plan as plan
 import ptstore_mpi.protocol.store as store
+from ptstore_mpi.cache import owned
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.protocol.context import Ledger
 from ptstore_mpi.protocol.handler import ServerHandler
@@ -75,7 +76,6 @@ def _one(name: str, rule: str, function: Callable[..., Any], old: str, new: str)
 
 _TOLERANT_EXPIRY = (
     (OwnedCache.expire_leases, "s.leases[key] <= now", "s.leases.get(key, 0.0) <= now"),
-    (OwnedCache.expire_leases, "del segment.leases[key]", "segment.leases.pop(key, None)"),
 )
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -187,14 +187,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the parent on the same server is not linked",
         "P7",
         WritePath._reserve_anew,
-        "own_parent.links[segments[0].serial] = segments[0].id",
+        "self._cache.link(own_parent, segments[0].serial, segments[0].id)",
         "pass",
     ),
     _one(
         "links are counted",
         "P7, CE 18",
         WritePath.handle_peer,
-        "if segment is not None:\n                segment.links.pop(serial, None)",
+        "if segment is not None:\n                self._cache.unlink(segment, serial)",
         "if segment is not None and segment.links:\n                segment.links.popitem()",
     ),
     Mutation(
@@ -217,7 +217,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a link is not undone",
         "P7",
         WritePath._unlink,
-        "own.links.pop(segment.serial, None)",
+        "self._cache.unlink(own, segment.serial)",
         "pass",
     ),
     _one(
@@ -248,8 +248,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             (OwnedCache.release, "self._leased.pop(key, ())", "tuple(self._leased.get(key, ()))"),
             (
-                OwnedCache.release,
-                "segment.leases.pop(key, None)",
+                OwnedCache._end_lease,
+                "segment.leases.pop(key, None) is not None",
                 "segment.leases and segment.leases.popitem()",
             ),
             *_TOLERANT_EXPIRY,
@@ -273,7 +273,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "one release ends all leases",
         "P10",
         (
-            (OwnedCache.release, "segment.leases.pop(key, None)", "segment.leases.clear()"),
+            (
+                OwnedCache._end_lease,
+                "if segment.leases.pop(key, None) is not None:",
+                "while segment.leases:\n        segment.leases.popitem()",
+            ),
             *_TOLERANT_EXPIRY,
         ),
     ),
@@ -315,7 +319,32 @@ MUTATIONS: tuple[Mutation, ...] = (
             (Ledger.finish, "self._free_if_idle(extent)", "pass"),
         ),
     ),
-    # -- P15: dropping and losing --------------------------------------------------------------
+    # -- P15: evicting, dropping and losing ----------------------------------------------------
+    Mutation(
+        "a segment is evicted under a lease",
+        "P10, P15",
+        (
+            (OwnedCache.lease, "self.hold(segment)", "pass"),
+            (OwnedCache._end_lease, "self.let_go(segment)", "pass"),
+        ),
+    ),
+    Mutation(
+        "a segment is evicted before its child on another server",
+        "P7, P15",
+        (
+            (OwnedCache.link, "self.hold(parent)", "pass"),
+            (OwnedCache.unlink, "self._eviction.let_go(parent)", "pass"),
+            (OwnedCache.publish, "self._eviction.let_go(parent)", "pass"),
+        ),
+    ),
+    Mutation(
+        "a parent is evicted to make room for its child",
+        "P7, P15",
+        (
+            (WritePath._reserve_anew, "self._cache.hold(own_parent)", "pass"),
+            (WritePath._reserve_anew, "self._cache.let_go(own_parent)", "pass"),
+        ),
+    ),
     Mutation(
         "a parent is dropped before its child",
         "P15",
@@ -332,7 +361,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what hangs on a lost segment stays",
         "P15",
         WritePath.remove,
-        "for serial, child in children.items():",
+        "for serial, child in list(segment.links.items()):",
         "for serial, child in ():",
     ),
     _one(
@@ -486,7 +515,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "what is inherited is not charged",
         "invariant 7",
-        OwnedCache.reserve,
+        owned._needs,
         "metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))",
         "pass",
     ),

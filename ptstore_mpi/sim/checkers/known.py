@@ -90,10 +90,16 @@ class Found(Checker):
                 self._since[block] = self.sim.event_count
             self._copies[block] += 1
 
-    def retired(self, server: ServerIndex, segment: Segment) -> None:
+    def retired(self, server: ServerIndex, segment: Segment, *, evicted: bool) -> None:
         """Note its blocks as gone, for a reason."""
         self._removed[server] += 1
-        if segment not in self._allowed:
+        if evicted:
+            idle = not segment.links and not segment.is_leased(self.sim.now)
+            self.require(
+                idle and self.sim.config.eviction != "none",
+                f"server {server} evicted {segment.id:#x}, which is in use",
+            )
+        elif segment not in self._allowed:
             parent = segment.parent
             owner = None if parent is None else self.sim.servers[segment_owner(parent.segment)]
             found = None if owner is None or parent is None else owner.cache.find(parent)
@@ -112,7 +118,8 @@ class Found(Checker):
         self._allowed, self._required = set(), set()
         handler = self.sim.servers[server]
         writes = handler.writes
-        counted = handler.dropped_count + writes.lost_count + writes.pruned_count
+        counted = handler.dropped_count + writes.evicted_count
+        counted += writes.lost_count + writes.pruned_count
         if counted != self._removed[server]:
             self.require(
                 False,

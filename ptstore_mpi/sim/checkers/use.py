@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.messages import ClearRequest, DropRequest, Request
 from ptstore_mpi.sim.checkers.base import Checker
 from ptstore_mpi.sim.faults import FaultPlan
@@ -33,6 +34,10 @@ class Useful(Checker):
     def request(self, server: ServerIndex, message: Request) -> None:
         """From the first removal on, a client may find that something has gone."""
         self._removed_any |= isinstance(message, ClearRequest | DropRequest)
+
+    def retired(self, server: ServerIndex, segment: Segment, *, evicted: bool) -> None:
+        """What makes room for something else has gone too."""
+        self._removed_any |= evicted
 
     def matched(self, player: Player, prompt: Prompt, match: Match, *, since: int) -> None:
         """Every server answers."""

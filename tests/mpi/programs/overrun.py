@@ -30,6 +30,7 @@ CONFIG = Config(
     segment_tokens=128,  # 256 KiB
     placement="random",
     verify=sys.argv[2],
+    eviction="none",
     lease_cap_s=0.4,  # well before the deadline of the load: only the lease is over
     load_timeout_s=20.0,
     store_timeout_s=0.4,
