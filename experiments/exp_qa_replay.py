@@ -13,7 +13,6 @@ Never averages (that is `experiments.report`), never draws (that is ``plots/``).
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from experiments.common import meeting, provenance
 from experiments.common.datasets import DatasetError, load_documents, require_files
 from experiments.common.options import Options, UsageError, parse_options
 from experiments.common.progress import RunProgress
+from experiments.common.ranks import launcher_rank
 from experiments.common.workload import (
     Popularity,
     Request,
@@ -39,7 +39,6 @@ from experiments.common.workload import (
 
 EXPERIMENT = "exp_qa_replay"
 WARM_UP_TOKENS = 64
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_files(options.dataset)
         record.require_folder(Path(options.output) / EXPERIMENT)
     except (UsageError, DatasetError, record.RecordError) as error:
-        if _launcher_rank() == 0:
+        if launcher_rank() == 0:
             print(error, file=sys.stderr)
         return 2
     import ptstore_mpi
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory_bytes=options.memory_bytes_per_node, placement=options.placement
         )
     except ptstore_mpi.ConfigError as error:
-        if _launcher_rank() == 0:
+        if launcher_rank() == 0:
             print(error, file=sys.stderr)
         return 2
     outcome = ptstore_mpi.run(lambda store: run_client(store, options, config), config)
@@ -318,14 +317,6 @@ def _plain(config: Any) -> dict[str, Any]:
         return asdict(config)
     names = getattr(config, "__struct_fields__", ())
     return {name: getattr(config, name) for name in names}
-
-
-def _launcher_rank() -> int:
-    # Known without starting MPI, which a wrong command line should not do.
-    for variable in RANK_VARIABLES:
-        if os.environ.get(variable, "").isdigit():
-            return int(os.environ[variable])
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from experiments import record, report_microbench
+from experiments import record, report_microbench, report_trace_replay
 from experiments.reading import (
     Columns,
     ReportError,
@@ -280,6 +280,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(json.dumps(row))
             else:
                 report_microbench.print_report(parts)
+        elif experiment == report_trace_replay.EXPERIMENT:
+            if options.json:
+                report_trace_replay.print_json(path)
+            else:
+                report_trace_replay.print_report(path)
         elif options.json:
             with open_results(path) as file:
                 for row in summarise(file):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 __all__ = ["main"]
 
@@ -14,6 +16,7 @@ Open a real job with your settings (PTSTORE_CONFIG, PTSTORE_<NAME>) and say what
 Run it as you run your jobs:
   mpiexec -n 4 python -m mpi4py -m ptstore_mpi doctor
 """
+_EXPERIMENT = Path("experiments") / "exp_trace_replay.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +31,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="exit code: 0 when a job can be opened, 1 when not",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    options = parser.parse_args(argv)
+    # The experiment knows its options, and says them after --help.
+    commands.add_parser("replay", help="replay a trace, without a model", add_help=False)
+    options, rest = parser.parse_known_args(argv)
+    if options.command == "replay":
+        return _replay(rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     code: int = import_module("ptstore_mpi.doctor").run(as_json=options.json)
+    return code
+
+
+def _replay(arguments: Sequence[str]) -> int:
+    """Run the trace replay of the repository that this package is a part of."""
+    repository = Path(__file__).resolve().parents[1]
+    if not (repository / _EXPERIMENT).is_file():
+        print(
+            f"ptstore replay: expected {_EXPERIMENT} beside the package, in {repository}; the "
+            "experiments are a part of the repository, not of the installed package. Clone it "
+            "and install it with: pip install -e '.[experiments]'",
+            file=sys.stderr,
+        )
+        return 2
+    sys.path.insert(0, str(repository))
+    code: int = import_module("experiments.exp_trace_replay").main(arguments)
     return code

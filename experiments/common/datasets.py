@@ -1,7 +1,8 @@
 """Documents with questions, from files of the user's or from what every Python ships.
 
-Owns the readers of the published data sets and their error. Never downloads, never tokenizes,
-never looks anywhere but in the folder that the environment variable ``PTSTORE_DATA`` names.
+Owns the readers of the published data sets, their error, and what `experiments.traces` reads with.
+Never downloads, never tokenizes, never looks anywhere but in the folder that the environment
+variable ``PTSTORE_DATA`` names.
 
 =============  ==========================================  =================================
 name           a document is                               files below ``PTSTORE_DATA``
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 DATA_VARIABLE = "PTSTORE_DATA"
+EMBEDDED_HINT = "--dataset embedded needs no files"
 WIKIQA_COLUMNS = (
     "QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID", "Sentence", "Label",
 )  # fmt: skip
@@ -78,48 +80,55 @@ def require_files(name: str) -> None:
     if name not in DATASETS:
         raise DatasetError(f"--dataset must be one of {', '.join(DATASETS)}; given: {name!r}")
     for pattern in _PATTERNS.get(name, ()):
-        _files(pattern)
+        find_files(pattern)
 
 
-def _data_folder() -> Path:
+def _data_folder(hint: str) -> Path:
     value = os.environ.get(DATA_VARIABLE, "")
     if not value:
         raise DatasetError(
             f"this data set is read from the folder that {DATA_VARIABLE} names, and it is not set: "
-            f"export {DATA_VARIABLE}=/path/to/data, or use --dataset embedded, which needs no files"
+            f"export {DATA_VARIABLE}=/path/to/data; {hint}"
         )
     folder = Path(value)
     if not folder.is_dir():
         raise DatasetError(
-            f"{DATA_VARIABLE} must name a folder; given: {value!r}, which is none. "
-            "--dataset embedded needs no files"
+            f"{DATA_VARIABLE} must name a folder; given: {value!r}, which is none. {hint}"
         )
     return folder
 
 
-def _files(pattern: str) -> list[Path]:
-    folder = _data_folder()
+def find_files(pattern: str, hint: str = EMBEDDED_HINT) -> list[Path]:
+    """Return the files of the data folder that fit a pattern, at least one; ``hint``: what else.
+
+    Raises
+    ------
+    DatasetError
+        There is none, or no data folder.
+    """
+    folder = _data_folder(hint)
     found = sorted(folder.glob(pattern))
     if not found:
-        raise DatasetError(
-            f"expected {pattern} in {DATA_VARIABLE}={folder}, found none; "
-            "--dataset embedded needs no files"
-        )
+        raise DatasetError(f"expected {pattern} in {DATA_VARIABLE}={folder}, found none; {hint}")
     return found
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, text) of a gzip file; a broken file is a `DatasetError`."""
+    """Yield (line number from 1, text) of a text file, of a gzip file where it is called ``*.gz``.
+
+    A broken file is a `DatasetError`.
+    """
     number = 0
+    opener = gzip.open if path.suffix == ".gz" else Path.open
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        with opener(path, "rt", encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DatasetError(f"{path}: line {number + 1}: not readable: {error}") from error
 
 
-def _records(path: Path, fields: Mapping[str, type]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_records(path: Path, fields: Mapping[str, type]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("file: line n", object) of a JSON-lines file whose fields have the given types."""
     for number, line in _lines(path):
         where = f"{path}: line {number}"
@@ -134,11 +143,11 @@ def _records(path: Path, fields: Mapping[str, type]) -> Iterator[tuple[str, dict
                 found = type(value[field]).__name__ if field in value else "nothing"
                 raise DatasetError(f"{where}: expected {kind.__name__} {field!r}, found {found}")
             if kind is str:
-                _check_text(f"{where}: {field!r}", value[field])
+                check_text(f"{where}: {field!r}", value[field])
         yield where, value
 
 
-def _check_text(where: str, text: str) -> None:
+def check_text(where: str, text: str) -> None:
     """Refuse what JSON can write and no tokenizer reads."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise DatasetError(f"{where}: expected Unicode text, found half of a surrogate pair")
@@ -150,7 +159,7 @@ def _questions(where: str, qas: list[Any]) -> list[str]:
         text = qa.get("question") if isinstance(qa, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise DatasetError(f"{where}: 'qas'[{index}]: expected a non-empty 'question'")
-        _check_text(f"{where}: 'qas'[{index}]", text)
+        check_text(f"{where}: 'qas'[{index}]", text)
         texts.append(text.strip())
     return texts
 
@@ -160,8 +169,8 @@ def load_squad(seed: int) -> list[Document]:
     del seed
     paragraphs: dict[str, list[str]] = {}
     questions: dict[str, list[str]] = {}
-    for path in _files(_PATTERNS["squad"][0]):
-        for where, row in _records(path, {"title": str, "context": str, "qas": list}):
+    for path in find_files(_PATTERNS["squad"][0]):
+        for where, row in read_records(path, {"title": str, "context": str, "qas": list}):
             paragraphs.setdefault(row["title"], []).append(row["context"])
             questions.setdefault(row["title"], []).extend(_questions(where, row["qas"]))
     return [
@@ -174,9 +183,9 @@ def load_cmu_wiki_qa(seed: int) -> list[Document]:
     """Whole Wikipedia articles with about 18 questions each."""
     del seed
     documents = []
-    for path in _files(_PATTERNS["cmu_wiki_qa"][0]):
+    for path in find_files(_PATTERNS["cmu_wiki_qa"][0]):
         fields = {"id": str, "title": str, "context": str, "qas": list}
-        for where, row in _records(path, fields):
+        for where, row in read_records(path, fields):
             asked = _questions(where, row["qas"])
             documents.append(_document(row["id"], row["title"], row["context"], asked))
     return documents
@@ -188,7 +197,7 @@ def load_wikiqa(seed: int) -> list[Document]:
     titles: dict[str, str] = {}
     sentences: dict[str, dict[str, str]] = {}
     questions: dict[str, list[str]] = {}
-    for path in _files(_PATTERNS["wikiqa"][0]):
+    for path in find_files(_PATTERNS["wikiqa"][0]):
         for number, line in _lines(path):
             where = f"{path}: line {number}"
             # The fields carry quotation marks of their own, so nothing is a quoting character.

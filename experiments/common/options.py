@@ -15,6 +15,7 @@ from experiments.common.datasets import DATA_VARIABLE, DATASETS
 from experiments.common.workload import ROUTINGS, Popularity, WorkloadError
 
 PLACEMENTS = ("local", "random", "least_loaded")
+POLICIES = ("lru", "lfu", "gdsf", "s3fifo", "adaptive", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 MOST = 10_000_000  # of whatever is counted: a slip of the finger, not a run
 MOST_THREADS = 256
@@ -49,13 +50,16 @@ class Options:
         return asdict(self)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are raised, as `UsageError`."""
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving: only one rank shall print."""
         raise UsageError(f"{self.format_usage()}{self.prog}: {message}")
 
 
-def _bytes(text: str) -> int:
+def size_bytes(text: str) -> int:
+    """Read a size above 0, such as 512MiB: the type of an option."""
     from ptstore_mpi import parse_bytes
 
     try:
@@ -82,7 +86,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-_positive = whole_number(1, MOST)
+positive = whole_number(1, MOST)
 
 
 def _systems(text: str) -> tuple[str, ...]:
@@ -96,7 +100,8 @@ def _systems(text: str) -> tuple[str, ...]:
     return tuple(name for name in SYSTEMS if name in names)
 
 
-def _popularity(text: str) -> str:
+def popularity(text: str) -> str:
+    """Check a popularity: the type of an option."""
     try:
         Popularity.parse(text)
     except WorkloadError as error:
@@ -117,25 +122,25 @@ WORKLOAD_OPTIONS: dict[str, dict[str, Any]] = {
         "help": f"documents and questions; all but 'embedded' are read from ${DATA_VARIABLE}",
     },
     "--context-tokens": {
-        "type": _positive,
+        "type": positive,
         "default": 2000,
         "metavar": "TOKENS",
         "help": "document tokens in each prompt, exactly; the question is added to them",
     },
     "--documents": {
-        "type": _positive,
+        "type": positive,
         "default": 12,
         "metavar": "COUNT",
         "help": "documents that are asked about (not used by --popularity distinct)",
     },
     "--requests": {
-        "type": _positive,
+        "type": positive,
         "default": 24,
         "metavar": "COUNT",
         "help": "requests of all clients together",
     },
     "--popularity": {
-        "type": _popularity,
+        "type": popularity,
         "default": "power:6",
         "help": "power:A (the paper's, A = 6), zipf:S, uniform, or distinct (nothing recurs)",
     },
@@ -159,7 +164,7 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "which systems answer the same requests",
     },
     "--memory-bytes-per-node": {
-        "type": _bytes,
+        "type": size_bytes,
         "default": "320MiB",
         "metavar": "SIZE",
         "help": "KV memory of each node, the same for 'prefix' (shared out among the node's "
@@ -171,7 +176,7 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "which server owns what is stored",
     },
     "--batch": {
-        "type": _positive,
+        "type": positive,
         "default": 3,
         "metavar": "COUNT",
         "help": "requests per client before the next system has its turn",
@@ -199,7 +204,7 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser, with the defaults of the main job."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m experiments.exp_qa_replay",
         description="Replay extractive question answering over documents on several systems, "
         "measure TTFT, write HDF5.",

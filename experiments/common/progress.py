@@ -22,10 +22,13 @@ LINE_EVERY_S = 15.0
 
 
 class RunProgress:
-    """Counts this client's answers; a context manager."""
+    """Counts this client's answers, or whatever ``counted`` says; a context manager."""
 
-    def __init__(self, total: int, *, label: str, shown: bool) -> None:
+    def __init__(
+        self, total: int, *, label: str, shown: bool, counted: str = "answers of client 0"
+    ) -> None:
         self._total = total
+        self._counted = counted
         self._label = label
         self._shown = shown
         self._done = 0
@@ -54,7 +57,7 @@ class RunProgress:
             self._line_s = now
             elapsed_s = now - self._start_s
             self._console.print(
-                f"{self._label}: {self._done}/{self._total} answers of client 0 "
+                f"{self._label}: {self._done}/{self._total} {self._counted} "
                 f"after {elapsed_s:.0f} s ({note})",
                 highlight=False,
             )

@@ -1,4 +1,4 @@
-"""experiments/README.md against files of both drivers, and its code run as it stands."""
+"""experiments/README.md against files of all drivers, and its code run as it stands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 import h5py
 import pytest
 
-from experiments import exp_microbench, exp_qa_replay, record
+from experiments import exp_microbench, exp_qa_replay, exp_trace_replay, record
 from experiments.microbench import measure
+from experiments.trace_replay import tables as replay_tables
 from ptstore_mpi.testing.launching import find_mpiexec, run_ranks
 
 TOY = [
@@ -27,10 +28,11 @@ def page(repository):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, model_folder):
-    """Return a folder with results of both drivers."""
+    """Return a folder with results of all drivers."""
     folder = tmp_path_factory.mktemp("run")
     output = ["--output", str(folder / "results")]
     assert exp_qa_replay.main([*TOY, "--model", str(model_folder), *output]) == 0
+    assert exp_trace_replay.main(["--requests", "20", "--nodes", "2", *output]) == 0
     assert exp_microbench.main(["alone", *QUICK, *output]) == 0
     if find_mpiexec() is not None:
         program = ["-m", "experiments.exp_microbench", "messages", *QUICK, *output]
@@ -48,13 +50,18 @@ def names_before_text(page, *, first, last):
 def test_the_columns_are_those_of_the_files(page, results):
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w ]+) \|", page, re.MULTILINE)
     samples, batches = record.SAMPLE_COLUMNS, record.BATCH_COLUMNS
-    tables = [samples, batches, measure.MEASUREMENTS.columns]
+    names = ("REQUESTS", "OWNERS", "SERVERS", "CEILINGS")
+    replayed = [getattr(replay_tables, name) for name in names]
+    tables = [samples, batches, *(table.columns for table in (measure.MEASUREMENTS, *replayed))]
     wanted = [(name, *kind) for table in tables for name, kind in table.items()]
     assert sorted(rows) == sorted(wanted)
     (path,) = (results / "results" / "exp_qa_replay").glob("*.h5")
     with h5py.File(path) as file:
         assert set(file["samples/ptstore"]) == set(samples)
         assert set(file["batches/ptstore"]) == {*batches, "counters"}
+    (path,) = (results / "results" / "exp_trace_replay").glob("*.h5")
+    with h5py.File(path) as file:
+        assert [set(file[table.name]) for table in replayed] == [set(t.columns) for t in replayed]
 
 
 def test_the_attributes_are_those_of_the_files(page, results):
@@ -65,7 +72,8 @@ def test_the_attributes_are_those_of_the_files(page, results):
             found |= set(file.attrs)
     # Some of the words there are values of an attribute, or drivers.
     assert found <= explained
-    assert explained - found <= {"exp_qa_replay", "exp_microbench", "local", "true", "unknown"}
+    drivers = {"exp_qa_replay", "exp_trace_replay", "exp_microbench"}
+    assert explained - found <= {*drivers, "local", "none", "true", "unknown"}
 
 
 def test_the_references_are_those_of_the_microbenchmarks(page, repository, results):

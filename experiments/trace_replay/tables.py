@@ -1,0 +1,62 @@
+"""The groups of a result of `exp_trace_replay`, and what its columns are."""
+
+from __future__ import annotations
+
+from experiments.record import TEXT, Table
+
+EXPERIMENT = "exp_trace_replay"
+
+REQUESTS = Table(
+    "samples/replay",
+    {
+        "request": ("i8", "1"),
+        "client": ("i4", "1"),
+        "node": ("i4", "1"),
+        "session": ("i8", "1"),
+        "time_s": ("f8", "s"),
+        "asked_tokens": ("i8", "tokens"),
+        "asked_blocks": ("i8", "1"),
+        "matched_blocks": ("i8", "1"),
+        "engine_tokens": ("i8", "tokens"),
+        "owned_tokens": ("i8", "tokens"),
+        "replica_tokens": ("i8", "tokens"),
+        "remote_tokens": ("i8", "tokens"),
+        "disk_tokens": ("i8", "tokens"),
+        "recomputed_tokens": ("i8", "tokens"),
+        "stored_tokens": ("i8", "tokens"),
+        "reason": (TEXT, "text"),
+        "store_reason": (TEXT, "text"),
+        "match_s": ("f8", "s"),  # nan over `sim`: nothing took time
+        "load_s": ("f8", "s"),
+        "store_s": ("f8", "s"),
+    },
+)
+OWNERS = Table(
+    "owners",
+    {
+        "client": ("i4", "1"),
+        "server": ("i4", "1"),
+        "near_bytes": ("i8", "bytes"),
+        "sent_bytes": ("i8", "bytes"),
+    },
+)
+SERVERS = Table(
+    "servers",
+    {
+        "server": ("i4", "1"),
+        "capacity_bytes": ("i8", "bytes"),
+        "owned_bytes": ("i8", "bytes"),
+        "metadata_bytes": ("i8", "bytes"),
+        "free_bytes": ("i8", "bytes"),
+        "segment_count": ("i8", "1"),
+        "evicted_count": ("i8", "1"),
+    },
+)
+CEILINGS = Table(
+    "ceilings",
+    {
+        "capacity_bytes": ("i8", "bytes"),  # of all nodes; 0: infinite
+        "block": ("f8", "1"),
+        "usable_prefix": ("f8", "1"),
+    },
+)
