@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments import record
+from ptstore_mpi import SOURCES
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -124,3 +125,15 @@ def _column(where: str, group: h5py.Group, name: str, kind: str) -> npt.NDArray[
             f"{values.shape}, type {values.dtype}"
         )
     return values
+
+
+def check_conservation(where: str, columns: Columns) -> None:
+    """Raise ReportError unless the tokens of every request by source add up to those asked for."""
+    parts = np.sum([columns[f"{key}_tokens"] for key in (*SOURCES, "recomputed")], axis=0)
+    wrong = np.flatnonzero(parts != columns["asked_tokens"])
+    if wrong.size:
+        row = int(wrong[0])
+        raise ReportError(
+            f"{where}, request {columns['request'][row]}: tokens by source add up to {parts[row]}, "
+            f"asked were {columns['asked_tokens'][row]}"
+        )

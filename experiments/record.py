@@ -37,6 +37,15 @@ LEAST_FREE_BYTES = 1 << 20
 TEXT = "text"
 
 # name -> (type, units); the units "1" mark a number without dimension.
+SOURCE_COLUMNS: dict[str, tuple[str, str]] = {
+    "engine_tokens": ("i8", "tokens"),
+    "owned_tokens": ("i8", "tokens"),
+    "replica_tokens": ("i8", "tokens"),
+    "remote_tokens": ("i8", "tokens"),
+    "disk_tokens": ("i8", "tokens"),
+    "recomputed_tokens": ("i8", "tokens"),
+}
+"""Where the tokens of a prompt came from."""
 SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "request": ("i8", "1"),
     "client": ("i4", "1"),
@@ -51,12 +60,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "prefill_s": ("f8", "s"),
     "store_s": ("f8", "s"),
     "asked_tokens": ("i8", "tokens"),
-    "engine_tokens": ("i8", "tokens"),
-    "owned_tokens": ("i8", "tokens"),
-    "replica_tokens": ("i8", "tokens"),
-    "remote_tokens": ("i8", "tokens"),
-    "disk_tokens": ("i8", "tokens"),
-    "recomputed_tokens": ("i8", "tokens"),
+    **SOURCE_COLUMNS,
     "first_token": ("i8", "1"),
     "same_token": ("i1", "1"),  # 1 as vanilla's, 0 another, -1 no vanilla to compare with
     "max_abs_logit_diff": ("f8", "1"),  # nan: no vanilla to compare with

@@ -23,6 +23,7 @@ from experiments.reading import (
     Columns,
     ReportError,
     attribute,
+    check_conservation,
     holds,
     is_group,
     open_results,
@@ -76,7 +77,7 @@ def summarise(file: h5py.File) -> list[dict[str, Any]]:
 
 def _summarise_system(file: h5py.File, name: str, vanilla: Columns | None) -> dict[str, Any]:
     columns = _columns(file, name)
-    _check_conservation(f"{file.filename}: {name}", columns)
+    check_conservation(f"{file.filename}: {name}", columns)
     busy_s = _busy_s(file, name)
     count = len(columns["request"])
     summary: dict[str, Any] = {"system": name, "requests": count}
@@ -107,17 +108,6 @@ def _columns(file: h5py.File, name: str) -> Columns:
             f"ttft_s above 0, found {columns['ttft_s'][row]}"
         )
     return columns
-
-
-def _check_conservation(where: str, columns: Columns) -> None:
-    parts = np.sum([columns[f"{key}_tokens"] for key in (*SOURCES, "recomputed")], axis=0)
-    wrong = np.flatnonzero(parts != columns["asked_tokens"])
-    if wrong.size:
-        row = int(wrong[0])
-        raise ReportError(
-            f"{where}, request {columns['request'][row]}: tokens by source add up to {parts[row]}, "
-            f"asked were {columns['asked_tokens'][row]}"
-        )
 
 
 def _spread(values: npt.NDArray[np.float64]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from experiments.reading import (
     Columns,
     ReportError,
     attribute,
+    check_conservation,
     is_group,
     open_results,
     read_columns,
@@ -73,14 +74,7 @@ def summarise(file: h5py.File) -> dict[str, Any]:
 def _check(where: str, columns: Columns) -> None:
     if not len(columns["request"]) or columns["asked_tokens"].min() < 1:
         raise ReportError(f"{where}: expected requests that each ask for a token")
-    parts = np.sum([columns[f"{key}_tokens"] for key in (*SOURCES, "recomputed")], axis=0)
-    wrong = np.flatnonzero(parts != columns["asked_tokens"])
-    if wrong.size:
-        row = int(wrong[0])
-        raise ReportError(
-            f"{where}: request {columns['request'][row]}: tokens by source add up to {parts[row]}, "
-            f"asked were {columns['asked_tokens'][row]}"
-        )
+    check_conservation(where, columns)
 
 
 def _number(file: h5py.File, name: str) -> float:

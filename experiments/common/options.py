@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from experiments.baselines import SYSTEMS
 from experiments.common.datasets import DATA_VARIABLE, DATASETS
 from experiments.common.workload import ROUTINGS, Popularity, WorkloadError
+from ptstore_mpi.cache.policies.factory import POLICY_NAMES
 
 PLACEMENTS = ("local", "random", "least_loaded")
-POLICIES = ("lru", "lfu", "gdsf", "s3fifo", "adaptive", "none")
+POLICIES = (*POLICY_NAMES, "none")
 DTYPES = ("float32", "bfloat16", "float16")
 MOST = 10_000_000  # of whatever is counted: a slip of the finger, not a run
 MOST_THREADS = 256
@@ -202,6 +203,16 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def add_groups(
+    parser: argparse.ArgumentParser, groups: Mapping[str, Mapping[str, dict[str, Any]]]
+) -> None:
+    """Add groups of options: by their title, names with the settings of `add_argument`."""
+    for title, options in groups.items():
+        add = parser.add_argument_group(title).add_argument
+        for name, settings in options.items():
+            add(name, **settings)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser, with the defaults of the main job."""
     parser = Parser(
@@ -212,10 +223,7 @@ def build_parser() -> argparse.ArgumentParser:
         "(one rank of each node serves). With plain python one rank is client and server.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    for group, options in (("workload", WORKLOAD_OPTIONS), ("run", RUN_OPTIONS)):
-        add = parser.add_argument_group(group).add_argument
-        for name, settings in options.items():
-            add(name, **settings)
+    add_groups(parser, {"workload": WORKLOAD_OPTIONS, "run": RUN_OPTIONS})
     return parser
 
 

@@ -13,6 +13,7 @@ from experiments.common.options import (
     POLICIES,
     Parser,
     UsageError,
+    add_groups,
     popularity,
     positive,
     size_bytes,
@@ -172,10 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Over real MPI: mpiexec -n 4 python -m mpi4py -m experiments.exp_trace_replay "
         "--transport mpi --bytes-per-token 64 ... (one rank of each node serves).",
     )
-    for group, options in (("workload", WORKLOAD_OPTIONS), ("store", STORE_OPTIONS)):
-        add = parser.add_argument_group(group).add_argument
-        for name, settings in options.items():
-            add(name, **settings)
+    add_groups(parser, {"workload": WORKLOAD_OPTIONS, "store": STORE_OPTIONS})
     size = parser.add_argument_group("sizes").add_mutually_exclusive_group()
     size.add_argument(
         "--model", choices=tuple(MODELS), help=f"whose KV it is (default: {DEFAULT_MODEL})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.record import TEXT, Table
+from experiments.record import SOURCE_COLUMNS, TEXT, Table
 
 EXPERIMENT = "exp_trace_replay"
 
@@ -17,12 +17,7 @@ REQUESTS = Table(
         "asked_tokens": ("i8", "tokens"),
         "asked_blocks": ("i8", "1"),
         "matched_blocks": ("i8", "1"),
-        "engine_tokens": ("i8", "tokens"),
-        "owned_tokens": ("i8", "tokens"),
-        "replica_tokens": ("i8", "tokens"),
-        "remote_tokens": ("i8", "tokens"),
-        "disk_tokens": ("i8", "tokens"),
-        "recomputed_tokens": ("i8", "tokens"),
+        **SOURCE_COLUMNS,
         "stored_tokens": ("i8", "tokens"),
         "reason": (TEXT, "text"),
         "store_reason": (TEXT, "text"),

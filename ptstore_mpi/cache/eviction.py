@@ -28,11 +28,6 @@ class Eviction:
         self._policy = policy
         self._segments: dict[int, Segment] = {}
 
-    @property
-    def policy_name(self) -> str:
-        """Name of the policy, as in the settings."""
-        return self._policy.name
-
     def victim(self) -> Segment | None:
         """Return the segment worth least, or None: nothing may go."""
         serial = self._policy.victim()

@@ -312,16 +312,15 @@ class WritePath:
     def _find_room(
         self, request: ReserveRequest, record: Record, now: float
     ) -> Generator[Action | ToPeer, None, list[Segment] | None]:
-        """Reserve a region, evicting as much as that takes; None: no room."""
+        """Reserve a region, evicting as much as that takes, nothing in vain; None: no room."""
+        cache, counts = self._cache, request.segment_block_counts
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
-        while True:
-            segments = self._cache.reserve(record, hashes, request.segment_block_counts)
-            if segments is not None or not self._cache.is_populated:
-                return segments
-            victim = self._cache.victim()
-            if victim is None or not self._cache.could_fit(record, request.segment_block_counts):
-                return None  # nothing is evicted in vain
-            self.evicted_count += yield from self.remove(victim, now, evicted=True)
+        segments = cache.reserve(record, hashes, counts)
+        if segments is None and cache.is_populated and cache.could_fit(record, counts):
+            while segments is None and (victim := cache.victim()) is not None:
+                self.evicted_count += yield from self.remove(victim, now, evicted=True)
+                segments = cache.reserve(record, hashes, counts)
+        return segments
 
     def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]

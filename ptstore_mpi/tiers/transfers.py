@@ -7,6 +7,7 @@ unspecified.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import os
@@ -34,7 +35,7 @@ _Call = Callable[[int, Sequence[memoryview], int], int]
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Job(abc.ABC):
     """What every task has: files, an outcome, and in words what happened."""
 
     files: Files
@@ -57,8 +58,9 @@ class _Job:
             self.outcome, self.detail = "io_error", repr(error)
         self.seconds = time.perf_counter() - started_s
 
+    @abc.abstractmethod
     def _do(self, scratch: Scratch, stop: threading.Event) -> Outcome:
-        raise NotImplementedError
+        """Do it; return how it ended."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
