@@ -1,10 +1,10 @@
-"""The owned cache of one server: arena room, segments, index, leases and links.
+"""The owned cache of one server: segments, index, leases and links.
 
 It decides nothing about messages: the handler calls it, it keeps the state true. Invariants:
 
 - only published segments are in the index, and every published segment is;
 - an extent is freed only when its segment has left the index and no lease on it is valid;
-- ``free = capacity - owned - reserved - zombie - metadata`` bytes, at every step;
+- ``owned + reserved + zombie + metadata`` bytes are charged to the arena's `Room`, at every step;
 - a segment with links (children) is dropped only together with them.
 
 Metadata is charged to the same budget as the bytes it describes.
@@ -17,10 +17,11 @@ from collections.abc import Iterable, Sequence
 
 from ptstore_mpi import _native
 from ptstore_mpi.cache.eviction import Eviction
-from ptstore_mpi.cache.segment import LeaseKey, Record, Segment, SegmentState, SlotTable
+from ptstore_mpi.cache.leases import Leases
+from ptstore_mpi.cache.room import Room
+from ptstore_mpi.cache.segment import Record, Segment, SegmentState, SlotTable
 from ptstore_mpi.types import (
     GENERATION_BITS,
-    PAGE_BYTES,
     BlockHashes,
     SegmentRef,
     ServerIndex,
@@ -43,17 +44,15 @@ def metadata_bytes_of(block_count: int, inherited_count: int = 0) -> int:
     )
 
 
-class OwnedCache:
+class OwnedCache(Leases[Segment]):
     """Segments owned by one server.
 
     Parameters
     ----------
     server
         This server.
-    capacity_bytes
-        Budget of the arena, metadata included.
-    populated_bytes
-        Pages of the arena that may be used so far; see `grow`.
+    room
+        Room of its arena, shared with whoever else keeps something there.
     generation_bits
         As in `SlotTable`.
     eviction
@@ -63,47 +62,23 @@ class OwnedCache:
     def __init__(
         self,
         server: ServerIndex,
-        capacity_bytes: int,
+        room: Room,
         *,
-        populated_bytes: int | None = None,
         generation_bits: int = GENERATION_BITS,
         eviction: Eviction | None = None,
     ) -> None:
+        super().__init__()
         self.server = server
-        self.capacity_bytes = capacity_bytes
+        self.room = room
         self._eviction = eviction
         self.slots = SlotTable(server, generation_bits=generation_bits)
         self._index = _native.PrefixIndex()
-        populated = capacity_bytes if populated_bytes is None else populated_bytes
-        self._allocator = _native.RegionAllocator(populated, alignment_bytes=PAGE_BYTES)
-        # Dictionaries as ordered sets: the order of releases must not depend on addresses.
-        self._leased: dict[LeaseKey, dict[Segment, None]] = {}
         self._zombies: set[Segment] = set()
         self._next_serial = (int(server) << 48) + 1
         self.owned_bytes = 0
         self.reserved_bytes = 0
         self.zombie_bytes = 0
         self.metadata_bytes = 0
-
-    # -- room ------------------------------------------------------------------------------
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of the budget that nothing uses."""
-        used = self.owned_bytes + self.reserved_bytes + self.zombie_bytes + self.metadata_bytes
-        return self.capacity_bytes - used
-
-    @property
-    def is_populated(self) -> bool:
-        """Whether the whole arena may be used."""
-        return self._allocator.capacity_bytes >= self.capacity_bytes
-
-    def grow(self, populated_bytes: int) -> bool:
-        """Allow the pages populated so far; return whether any came new."""
-        if populated_bytes <= self._allocator.capacity_bytes:
-            return False
-        self._allocator.grow(populated_bytes)
-        return True
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -130,43 +105,6 @@ class OwnedCache:
         """Tell whether a block of this chained hash is published here."""
         return block_hash in self._index
 
-    def lease(self, segment: Segment, key: LeaseKey, expiry: float) -> None:
-        """Promise not to reuse the segment's bytes before ``expiry`` (P10)."""
-        if key not in segment.leases:
-            self.hold(segment)
-        segment.leases[key] = max(expiry, segment.leases.get(key, 0.0))
-        self._leased.setdefault(key, {})[segment] = None
-
-    def release(self, key: LeaseKey, now: float) -> None:
-        """End the leases of one operation; ending them twice changes nothing (P10)."""
-        for segment in self._leased.pop(key, ()):
-            self._end_lease(segment, key, now)
-
-    def release_before(self, client: int, low: float, now: float) -> None:
-        """End the leases of every operation of ``client`` below its watermark (P3)."""
-        for key in [key for key in self._leased if key[0] == client and key[1] < low]:
-            self.release(key, now)
-
-    def expire_leases(self, now: float) -> None:
-        """Forget leases whose time has passed, and free what only they held."""
-        for key, segments in list(self._leased.items()):
-            for segment in [s for s in segments if s.leases[key] <= now]:
-                del segments[segment]
-                self._end_lease(segment, key, now)
-            if not segments:
-                del self._leased[key]
-
-    @property
-    def lease_holders(self) -> set[int]:
-        """Clients that hold a lease."""
-        return {client for client, _ in self._leased}
-
-    @property
-    def leased_bytes(self) -> int:
-        """Bytes of the segments that somebody holds a lease on."""
-        held = {segment for segments in self._leased.values() for segment in segments}
-        return sum(segment.nbytes for segment in held)
-
     # -- writing ---------------------------------------------------------------------------
 
     def reserve(
@@ -179,9 +117,7 @@ class OwnedCache:
         own refs are filled in here.
         """
         sizes, metadata = _needs(record, block_counts)
-        if sum(sizes) + sum(metadata) > self.free_bytes:
-            return None
-        offsets = self._allocate(sizes)
+        offsets = self.room.take(sizes, metadata_bytes=sum(metadata))
         if offsets is None:
             return None
         segments: list[Segment] = []
@@ -213,7 +149,7 @@ class OwnedCache:
         """Replace what a reserved increment inherits before its parent; False: no room for it."""
         record, first = segments[0].record, segments[0]
         more = _INHERITED_METADATA_BYTES * (len(path) + 1 - record.own_start)
-        if more > self.free_bytes:
+        if not self.room.charge(more):
             return False
         record.refs = (*path, *record.refs[record.own_start - 1 :])
         record.own_start = len(path) + 1
@@ -272,7 +208,7 @@ class OwnedCache:
         self.owned_bytes -= segment.nbytes
         self.zombie_bytes += segment.nbytes
         self._zombies.add(segment)
-        self._free_if_dead(segment, now)
+        self.free_if_dead(segment, now)
 
     # -- making room -----------------------------------------------------------------------
 
@@ -295,7 +231,7 @@ class OwnedCache:
         """Tell whether a region would fit once all was evicted that nobody reads or writes."""
         sizes, metadata = _needs(record, block_counts)
         held = self.reserved_bytes + self.zombie_bytes + self.leased_bytes
-        return sum(sizes) + sum(metadata) <= self.capacity_bytes - held
+        return sum(sizes) + sum(metadata) <= self.room.capacity_bytes - held
 
     def victim(self) -> Segment | None:
         """Return the segment that should go first, or None: nothing may go."""
@@ -314,8 +250,8 @@ class OwnedCache:
         """Return sizes by name, in bytes and counts."""
         published = self.published()
         return {
-            "capacity_bytes": self.capacity_bytes,
-            "free_bytes": self.free_bytes,
+            "capacity_bytes": self.room.capacity_bytes,
+            "free_bytes": self.room.free_bytes,
             "owned_bytes": self.owned_bytes,
             "reserved_bytes": self.reserved_bytes,
             "zombie_bytes": self.zombie_bytes,
@@ -326,38 +262,18 @@ class OwnedCache:
             "retired_slot_count": self.slots.retired_count,
         }
 
-    # -- internals -------------------------------------------------------------------------
-
-    def _allocate(self, sizes: Sequence[int]) -> list[int] | None:
-        """Return where extents of these sizes begin; None, with nothing taken: no room."""
-        start = self._allocator.allocate(sum(sizes))
-        if start is not None:
-            return list(itertools.accumulate(sizes[:-1], initial=start))
-        offsets: list[int] = []
-        for size in sizes:
-            offset = self._allocator.allocate(size)
-            if offset is None:
-                for taken, nbytes in zip(offsets, sizes, strict=False):
-                    self._allocator.release(taken, nbytes)
-                return None
-            offsets.append(offset)
-        return offsets
-
-    def _end_lease(self, segment: Segment, key: LeaseKey, now: float) -> None:
-        if segment.leases.pop(key, None) is not None:
-            self.let_go(segment)
-        self._free_if_dead(segment, now)
-
-    def _free_if_dead(self, segment: Segment, now: float) -> None:
+    def free_if_dead(self, segment: Segment, now: float) -> None:
+        """Free a retired segment that no lease keeps any more."""
         if segment in self._zombies and not segment.is_leased(now):
             self._zombies.discard(segment)
             self.zombie_bytes -= segment.nbytes
             self._free(segment)
 
+    # -- internals -------------------------------------------------------------------------
+
     def _free(self, segment: Segment) -> None:
-        for key in segment.leases:
-            self._leased.get(key, {}).pop(segment, None)
-        self._allocator.release(segment.offset, segment.nbytes)
+        self.forget_leases(segment)
+        self.room.give_back(segment.offset, segment.nbytes, metadata_bytes=segment.metadata_bytes)
         self.metadata_bytes -= segment.metadata_bytes
         self.slots.release(segment)
 

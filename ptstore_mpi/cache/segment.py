@@ -17,6 +17,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ptstore_mpi.cache.leases import LeaseKey, is_leased
 from ptstore_mpi.types import (
     GENERATION_BITS,
     BlockHashes,
@@ -27,10 +28,7 @@ from ptstore_mpi.types import (
     segment_slot,
 )
 
-__all__ = ["LeaseKey", "Record", "Segment", "SegmentState", "SlotTable"]
-
-LeaseKey = tuple[int, int]
-"""(client, op) of the operation that holds a lease (P10)."""
+__all__ = ["Record", "Segment", "SegmentState", "SlotTable"]
 
 
 class SegmentState(enum.Enum):
@@ -98,7 +96,7 @@ class Segment:
 
     def is_leased(self, now: float) -> bool:
         """Tell whether any lease on this segment is still valid."""
-        return any(expiry > now for expiry in self.leases.values())
+        return is_leased(self, now)
 
     def block_hash(self, block: int) -> bytes:
         """Return the chained hash of one block, 16 bytes."""

@@ -2,7 +2,7 @@
 
 No MPI, no clock, no bytes: a transport feeds it requests, peer messages, finished receives and
 the time, and carries out the actions it returns. Everything it promises is in `WritePath`
-(writing, links, removal) and `OwnedCache` (room, index, leases).
+(writing, links), `ReadPath` (leases), `Removal` and `OwnedCache` (index, leases, links).
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.actions import Action, Answer, SendFrame, ToPeer
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
-    AcquireReply,
     AcquireRequest,
     ByeRequest,
     ClearRequest,
     CountReply,
     DropRequest,
-    Grant,
     LostRequest,
     MatchReply,
     MatchRequest,
@@ -38,8 +36,10 @@ from ptstore_mpi.protocol.messages import (
     StatsRequest,
 )
 from ptstore_mpi.protocol.peer_link import PeerLink
+from ptstore_mpi.protocol.reads import ReadPath
+from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.writes import Verify, WritePath
-from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex
+from ptstore_mpi.types import HASH_BYTES, ServerIndex
 
 __all__ = ["ServerHandler"]
 
@@ -80,15 +80,16 @@ class ServerHandler:
         peer_resend_s: float = 1.0,
     ) -> None:
         self.cache = cache
-        self._is_intact = is_intact
+        self.removal = Removal(cache)
+        self.reads = ReadPath(cache, self.removal, is_intact=is_intact, lease_cap_s=lease_cap_s)
         self.writes = WritePath(
             cache,
+            self.removal,
             unconfirmed_count=unconfirmed_count,
             server_count=server_count,
             is_intact=is_intact,
             verify=verify,
         )
-        self._lease_cap_s = lease_cap_s
         self._low: dict[int, float] = {}
         self._peer_resend_s = peer_resend_s
         self._links: dict[ServerIndex, PeerLink] = {}
@@ -130,7 +131,7 @@ class ServerHandler:
 
     def grow(self, populated_bytes: int, now: float) -> list[Action]:
         """Use the pages populated so far."""
-        if not self.cache.grow(populated_bytes):
+        if not self.cache.room.grow(populated_bytes):
             return []
         return self._framed(self.writes.retry_waiting(now), now)
 
@@ -147,9 +148,9 @@ class ServerHandler:
             "request_count": self.request_count,
             "malformed_count": self.malformed_count,
             "dropped_count": self.dropped_count,
-            "evicted_count": self.writes.evicted_count,
-            "lost_count": self.writes.lost_count,
-            "pruned_count": self.writes.pruned_count,
+            "evicted_count": self.removal.evicted_count,
+            "lost_count": self.removal.lost_count,
+            "pruned_count": self.removal.pruned_count,
             "peer_resend_count": sum(link.resend_count for link in self._links.values()),
             "live_reservation_count": self.writes.reservations.live_count,
             **statuses,
@@ -191,7 +192,7 @@ class ServerHandler:
             case MatchRequest():
                 yield Answer(client, self._match(request))
             case AcquireRequest():
-                yield Answer(client, self._acquire(request, now))
+                yield from self.reads.acquire(request, now)
             case ReleaseRequest():
                 self.cache.release((client, request.op), now)
             case ReserveRequest():
@@ -201,7 +202,7 @@ class ServerHandler:
             case AbandonRequest():
                 yield from self.writes.abandon(client, request.op, now)
             case LostRequest(ref=ref):
-                yield from self._check_lost(ref, now)
+                yield from self.reads.check_lost(ref, now)
             case ClearRequest() | DropRequest():
                 yield from self._remove(request, now)
             case StatsRequest():
@@ -226,32 +227,8 @@ class ServerHandler:
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         refs = self.cache.match(hashes)
         return MatchReply(
-            self.cache.server, request.op, request.attempt, refs, self.cache.free_bytes
+            self.cache.server, request.op, request.attempt, refs, self.cache.room.free_bytes
         )
-
-    def _acquire(self, request: AcquireRequest, now: float) -> AcquireReply:
-        granted_s = min(request.remaining_s, self._lease_cap_s)
-        grants: list[Grant] = []
-        segments: list[Segment] = []
-        for ref in request.refs:
-            segment = self.cache.find(ref)
-            if segment is None:
-                break
-            segments.append(segment)
-            self.cache.lease(segment, (request.client, request.op), now + granted_s)
-            checksums = segment.checksums[: 4 * ref.block_count] if request.checksums else b""
-            grants.append(Grant(segment.offset, segment.block_count, checksums))
-        self.cache.use(segments, now)
-        return AcquireReply(
-            self.cache.server, request.op, request.attempt, tuple(grants), granted_s
-        )
-
-    def _check_lost(self, ref: SegmentRef, now: float) -> Iterator[Action | ToPeer]:
-        segment = self.cache.find(ref)
-        if segment is None or not segment.checksums:
-            return
-        if not self._is_intact(segment, segment.checksums):
-            yield from self.writes.lose(segment, now)
 
     def _remove(self, request: ClearRequest | DropRequest, now: float) -> Iterator[Action | ToPeer]:
         key = (request.client, request.op)
@@ -263,7 +240,7 @@ class ServerHandler:
                 segment = self.cache.find(request.ref)
                 whole = segment is not None and segment.block_count == request.ref.block_count
                 if segment is not None and whole and not segment.links:
-                    removed_count = yield from self.writes.remove(segment, now)
+                    removed_count = yield from self.removal.remove(segment, now)
             self._removed_counts[key] = removed_count
             self.dropped_count += removed_count
         yield Answer(

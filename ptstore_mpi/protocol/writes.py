@@ -1,4 +1,4 @@
-"""The write path of a server: reservations, links, publish, and what ends them (P2-P8, P15).
+"""The write path of a server: reservations, links, publish, and what ends them (P2-P8).
 
 Life of a reservation::
 
@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ptstore_mpi.cache.owned import OwnedCache
-from ptstore_mpi.cache.segment import Record, Segment, SegmentState
+from ptstore_mpi.cache.segment import Record, Segment
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
 from ptstore_mpi.protocol.messages import (
     Link,
@@ -35,6 +35,7 @@ from ptstore_mpi.protocol.messages import (
     WriteReply,
     WriteStatus,
 )
+from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.reservation import Reservation, Reservations
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 
@@ -50,6 +51,8 @@ class WritePath:
     ----------
     cache
         Owned cache of this server.
+    removal
+        Takes what leaves it.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
     is_intact
@@ -64,6 +67,7 @@ class WritePath:
     def __init__(
         self,
         cache: OwnedCache,
+        removal: Removal,
         *,
         unconfirmed_count: int,
         is_intact: Callable[[Segment, bytes], bool],
@@ -71,6 +75,8 @@ class WritePath:
         verify: Verify = "remote",
     ) -> None:
         self._cache = cache
+        self._removal = removal
+        removal.end_write = self._end_write_of
         self._is_intact = is_intact
         self._server_count = math.inf if server_count is None else server_count
         self._verify = verify
@@ -79,9 +85,6 @@ class WritePath:
         self._by_serial: dict[int, Reservation] = {}
         self._waiting: list[ReserveRequest] = []
         self.status_counts = dict.fromkeys(get_args(WriteStatus), 0)
-        self.evicted_count = 0
-        self.lost_count = 0
-        self.pruned_count = 0
 
     # -- requests of clients ---------------------------------------------------------------
 
@@ -206,57 +209,14 @@ class WritePath:
                 if segment is not None:
                     self._cache.unlink(segment, serial)
             case Prune(serial, child):
-                segment = self._cache.slots.get(child)
-                if segment is not None and segment.serial == serial:
-                    self.pruned_count += yield from self.remove(segment, now)
-
-    def lose(self, segment: Segment, now: float) -> Iterator[Action | ToPeer]:
-        """Remove a segment whose bytes are not what they were, with all that hangs on it."""
-        removed_count = yield from self.remove(segment, now)
-        self.lost_count += 1
-        self.pruned_count += removed_count - 1
-
-    def remove(
-        self, segment: Segment, now: float, *, evicted: bool = False
-    ) -> Generator[Action | ToPeer, None, int]:
-        """Take a segment and all that hangs on it out of sight, in one step per server (P15).
-
-        Published ones leave the index, children first, and are freed after their leases; a
-        reserved one can no longer be published. Returns how many published segments were removed
-        here.
-        """
-        removed: list[Segment] = []
-        pending = [segment]
-        while pending:
-            segment = pending.pop()
-            if segment.state is SegmentState.RESERVED:
-                known = self.reservations.of_segment(segment)
-                if known is not None and known.is_live:
-                    yield from self._end(known, "gone", now)
-            elif segment.state is SegmentState.PUBLISHED:
-                removed.append(segment)
-                for serial, child in list(segment.links.items()):
-                    if segment_owner(child) != self._cache.server:
-                        yield ToPeer(segment_owner(child), Prune(serial, child))
-                        continue
-                    own = self._cache.slots.get(child)
-                    if own is not None and own.serial == serial:
-                        pending.append(own)
-        for segment in reversed(removed):
-            yield from self._unlink(segment)
-            self._cache.retire(segment, now, evicted=evicted)
-        return len(removed)
+                yield from self._removal.prune(child, serial, now)
 
     def clear(self, namespace: bytes, now: float) -> Generator[Action | ToPeer, None, int]:
         """End every reservation of a namespace, remove its segments and return their count."""
-        removed_count = 0
         for known in self.reservations:
             if known.is_live and known.segments[0].record.namespace == namespace:
                 yield from self._end(known, "gone", now)
-        for segment in self._cache.published(namespace):
-            if segment.state is SegmentState.PUBLISHED:
-                removed_count += yield from self.remove(segment, now)
-        return removed_count
+        return (yield from self._removal.remove_namespace(namespace, now))
 
     @property
     def remembered_count(self) -> int:
@@ -298,7 +258,7 @@ class WritePath:
                 self._cache.link(own_parent, segments[0].serial, segments[0].id)
             self._cache.let_go(own_parent)
         if segments is None:
-            return refused("full") if self._cache.is_populated else None
+            return refused("full") if self._cache.room.is_populated else None
         return Reservation(
             request.client,
             request.op,
@@ -316,9 +276,9 @@ class WritePath:
         cache, counts = self._cache, request.segment_block_counts
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         segments = cache.reserve(record, hashes, counts)
-        if segments is None and cache.is_populated and cache.could_fit(record, counts):
+        if segments is None and cache.room.is_populated and cache.could_fit(record, counts):
             while segments is None and (victim := cache.victim()) is not None:
-                self.evicted_count += yield from self.remove(victim, now, evicted=True)
+                yield from self._removal.evict(victim, now)
                 segments = cache.reserve(record, hashes, counts)
         return segments
 
@@ -356,6 +316,11 @@ class WritePath:
             self.status_counts["published"] += 1
         yield from self._answer(known)
 
+    def _end_write_of(self, segment: Segment, now: float) -> Iterator[Action | ToPeer]:
+        known = self.reservations.of_segment(segment)
+        if known is not None and known.is_live:
+            yield from self._end(known, "gone", now)
+
     def _end(
         self, known: Reservation, status: WriteStatus, now: float, *, unlink: bool = True
     ) -> Iterator[Action | ToPeer]:
@@ -365,7 +330,7 @@ class WritePath:
         self.status_counts[status] += 1
         self._by_serial.pop(known.segments[0].serial, None)
         if unlink:
-            yield from self._unlink(known.segments[0])
+            yield from self._removal.unlink(known.segments[0])
         yield from self._answer(known)
 
     def _link_result(
@@ -402,17 +367,6 @@ class WritePath:
                 known.client,
                 WriteReply(self._cache.server, publish.op, publish.attempt, known.status),
             )
-
-    def _unlink(self, segment: Segment) -> Iterator[Action | ToPeer]:
-        parent = segment.parent
-        if parent is None:
-            return
-        if segment_owner(parent.segment) != self._cache.server:
-            yield ToPeer(segment_owner(parent.segment), Unlink(segment.serial, parent, segment.id))
-            return
-        own = self._cache.slots.get(parent.segment)
-        if own is not None:
-            self._cache.unlink(own, segment.serial)
 
     def _free(self, known: Reservation) -> None:
         self._cache.free_reserved(known.segments)

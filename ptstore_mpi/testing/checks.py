@@ -39,7 +39,7 @@ def check_cache_space(cache: OwnedCache) -> None:
     extents = sorted((s.offset, s.offset + s.nbytes) for s in segments_of(cache))
     for (_, end), (start, _) in itertools.pairwise(extents):
         assert end <= start, f"extents overlap at {start}"
-    assert all(end <= cache.capacity_bytes for _, end in extents), extents
+    assert all(end <= cache.room.capacity_bytes for _, end in extents), extents
     totals = {
         SegmentState.PUBLISHED: cache.owned_bytes,
         SegmentState.RESERVED: cache.reserved_bytes,
@@ -54,7 +54,7 @@ def check_cache_space(cache: OwnedCache) -> None:
     )
     assert metadata == cache.metadata_bytes, (metadata, cache.metadata_bytes)
     used = sum(totals.values()) + metadata
-    assert cache.free_bytes == cache.capacity_bytes - used >= 0, cache.counters()
+    assert cache.room.free_bytes == cache.room.capacity_bytes - used >= 0, cache.counters()
     blocks = {
         segment.block_hash(i)
         for segment in segments_of(cache, SegmentState.PUBLISHED)

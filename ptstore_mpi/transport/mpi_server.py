@@ -135,7 +135,7 @@ class MpiServer:
         if now >= self._next_tick_s:
             self._next_tick_s = now + _TICK_S
             self._carry_out(self._handler.tick(now))
-        if not self._handler.cache.is_populated:
+        if not self._handler.cache.room.is_populated:
             self._carry_out(self._handler.grow(self._arena.populated_bytes, now))
         self._channel.flush()
         self._peers.flush()

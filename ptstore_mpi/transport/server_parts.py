@@ -9,6 +9,7 @@ from ptstore_mpi.arena import Memory
 from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.policies.factory import make_policy
+from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError
@@ -81,8 +82,7 @@ def make_handler(
     return ServerHandler(
         OwnedCache(
             server,
-            config.arena_bytes,
-            populated_bytes=populated_bytes,
+            Room(config.arena_bytes, populated_bytes=populated_bytes),
             generation_bits=generation_bits,
             eviction=eviction,
         ),

@@ -18,11 +18,14 @@ import ptstore_mpi.protocol.load as load
 import ptstore_mpi.protocol.plan as plan
 import ptstore_mpi.protocol.store as store
 from ptstore_mpi.cache import owned
+from ptstore_mpi.cache.leases import Leases
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.protocol.context import Ledger
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.peer_link import PeerLink
 from ptstore_mpi.protocol.plan import Fetch
+from ptstore_mpi.protocol.reads import ReadPath
+from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.writes import WritePath
 
 __all__ = ["MUTATIONS", "Mutation"]
@@ -75,7 +78,7 @@ def _one(name: str, rule: str, function: Callable[..., Any], old: str, new: str)
 
 
 _TOLERANT_EXPIRY = (
-    (OwnedCache.expire_leases, "s.leases[key] <= now", "s.leases.get(key, 0.0) <= now"),
+    (Leases.expire_leases, "c.leases[key] <= now", "c.leases.get(key, 0.0) <= now"),
 )
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -216,7 +219,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "a link is not undone",
         "P7",
-        WritePath._unlink,
+        Removal.unlink,
         "self._cache.unlink(own, segment.serial)",
         "pass",
     ),
@@ -246,11 +249,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "leases are counted",
         "P10, CE 13",
         (
-            (OwnedCache.release, "self._leased.pop(key, ())", "tuple(self._leased.get(key, ()))"),
+            (Leases.release, "self._leased.pop(key, ())", "tuple(self._leased.get(key, ()))"),
             (
-                OwnedCache._end_lease,
-                "segment.leases.pop(key, None) is not None",
-                "segment.leases and segment.leases.popitem()",
+                Leases._end,
+                "copy.leases.pop(key, None) is not None",
+                "copy.leases and copy.leases.popitem()",
             ),
             *_TOLERANT_EXPIRY,
         ),
@@ -258,14 +261,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "an owner forgets a lease before the time it granted",
         "P11",
-        ServerHandler._acquire,
+        ReadPath.acquire,
         "now + granted_s",
         "now + granted_s / 2",
     ),
     _one(
         "leases are ignored",
         "P10",
-        OwnedCache._free_if_dead,
+        OwnedCache.free_if_dead,
         "and not segment.is_leased(now)",
         "",
     ),
@@ -274,9 +277,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "P10",
         (
             (
-                OwnedCache._end_lease,
-                "if segment.leases.pop(key, None) is not None:",
-                "while segment.leases:\n        segment.leases.popitem()",
+                Leases._end,
+                "if copy.leases.pop(key, None) is not None:",
+                "while copy.leases:\n        copy.leases.popitem()",
             ),
             *_TOLERANT_EXPIRY,
         ),
@@ -324,8 +327,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a segment is evicted under a lease",
         "P10, P15",
         (
-            (OwnedCache.lease, "self.hold(segment)", "pass"),
-            (OwnedCache._end_lease, "self.let_go(segment)", "pass"),
+            (Leases.lease, "self.hold(copy)", "pass"),
+            (Leases._end, "self.let_go(copy)", "pass"),
         ),
     ),
     Mutation(
@@ -352,7 +355,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             (ServerHandler._remove, "and whole and not segment.links", "and whole"),
             (
                 ServerHandler._remove,
-                "removed_count = yield from self.writes.remove(segment, now)",
+                "removed_count = yield from self.removal.remove(segment, now)",
                 "removed_count = 1; self.cache.retire(segment, now)",
             ),
         ),
@@ -360,21 +363,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "what hangs on a lost segment stays",
         "P15",
-        WritePath.remove,
+        Removal.remove,
         "for serial, child in list(segment.links.items()):",
         "for serial, child in ():",
     ),
     _one(
         "children on other servers stay",
         "P15",
-        WritePath.remove,
+        Removal.remove,
         "yield ToPeer(segment_owner(child), Prune(serial, child))",
         "pass",
     ),
     _one(
         "a prune goes by id alone",
         "P15, CE 15",
-        WritePath.handle_peer,
+        Removal.prune,
         "if segment is not None and segment.serial == serial:",
         "if segment is not None:",
     ),
@@ -388,7 +391,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "an owner believes that its segment is lost",
         "P15",
-        ServerHandler._check_lost,
+        ReadPath.check_lost,
         "if not self._is_intact(segment, segment.checksums):",
         "if True:",
     ),
@@ -452,7 +455,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "every segment is gone",
         "liveness",
-        ServerHandler._acquire,
+        ReadPath.acquire,
         "if segment is None:",
         "if True:",
     ),
@@ -473,7 +476,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "a lease is as long as asked for",
         "P11",
-        ServerHandler._acquire,
+        ReadPath.acquire,
         "granted_s = min(request.remaining_s, self._lease_cap_s)",
         "granted_s = request.remaining_s",
     ),
@@ -501,14 +504,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "a bad segment stays",
         "P15",
-        ServerHandler._check_lost,
+        ReadPath.check_lost,
         "if segment is None or not segment.checksums:",
         "if True:",
     ),
     _one(
         "a clear takes the first segment only",
         "P15",
-        WritePath.clear,
+        Removal.remove_namespace,
         "for segment in self._cache.published(namespace):",
         "for segment in self._cache.published(namespace)[:1]:",
     ),

@@ -11,6 +11,7 @@ import numpy as np
 
 from ptstore_mpi import _native
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import SegmentState
 from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.protocol.actions import Answer, CancelReceives, PostReceives, SendFrame, ToPeer
@@ -40,7 +41,7 @@ class Hand:
         capacity = -(-slots * SLOT_BYTES // 4096) * 4096
         self.bad = set()
         options.setdefault("peer_resend_s", 1e9)
-        self.cache = OwnedCache(server, capacity, generation_bits=options.pop("bits", 0))
+        self.cache = OwnedCache(server, Room(capacity), generation_bits=options.pop("bits", 0))
         self.handler = ServerHandler(
             self.cache, is_intact=lambda segment, _: segment.offset not in self.bad, **options
         )
@@ -137,7 +138,7 @@ class Hand:
     @property
     def is_empty(self):
         """Whether every byte is free."""
-        return self.cache.free_bytes == self.cache.capacity_bytes and not self.states()
+        return self.cache.room.free_bytes == self.cache.room.capacity_bytes and not self.states()
 
 
 def replies(actions):

@@ -74,12 +74,12 @@ def test_a_longer_path_than_there_is_room_for_is_full_and_unlinked():
     parent = ref_of(1, 3, [1, 2], 2)
     (link,) = to_peers(hand.reserve([1, 2, 3], ancestors=(parent,), op=1))
     hand.publish(op=1)
-    room = hand.cache.free_bytes // 16
+    room = hand.cache.room.free_bytes // 16
     path = tuple(ref_of(2, slot, [1], 1) for slot in range(room + 2))
     actions = hand.peer(m.LinkResult(link.serial, True, path))
     assert statuses(actions) == ["full"]
     assert to_peers(actions) == [m.Unlink(link.serial, parent, link.child)]
-    assert hand.cache.free_bytes >= 0
+    assert hand.cache.room.free_bytes >= 0
     hand.release(op=2)
     assert hand.is_empty
 

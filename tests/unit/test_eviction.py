@@ -33,7 +33,7 @@ def test_the_least_recently_loaded_goes_and_is_counted():
     assert actor.load(prompt(1)) == 2
     assert actor.store(prompt(4)) == "stored"
     assert known(actor, 1, 2, 3, 4) == [1, 3, 4]
-    assert cluster.servers[0].writes.evicted_count == 1
+    assert cluster.servers[0].removal.evicted_count == 1
     check_space(cluster)
 
 
@@ -41,7 +41,7 @@ def test_without_eviction_a_full_server_refuses():
     cluster, actor = one_server(slots=3, eviction="none")
     reasons = [actor.store(prompt(number)) for number in range(1, 6)]
     assert reasons == ["stored"] * 3 + ["full"] * 2
-    assert cluster.servers[0].writes.evicted_count == 0
+    assert cluster.servers[0].removal.evicted_count == 0
 
 
 def test_a_prompt_goes_from_its_end():
@@ -88,7 +88,7 @@ def test_a_parent_of_a_segment_elsewhere_stays():
     for number in range(2, 8):
         assert near.store(prompt(number)) == "stored"
     assert far.load(np.append(prompt(1), prompt(9))) == 4
-    assert cluster.servers[0].writes.evicted_count == 5
+    assert cluster.servers[0].removal.evicted_count == 5
     check_links(cluster)
 
 

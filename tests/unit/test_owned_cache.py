@@ -6,6 +6,7 @@ import pytest
 from hand import NAMESPACE, TENSOR_BYTES, hashes_of
 
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Record, SegmentState
 from ptstore_mpi.types import SegmentRef
 
@@ -29,11 +30,11 @@ def publish(cache, blocks, **options):
 
 
 def used(cache):
-    return cache.capacity_bytes - cache.free_bytes
+    return cache.room.capacity_bytes - cache.room.free_bytes
 
 
 def test_a_region_is_contiguous_and_every_segment_whole_pages():
-    cache = OwnedCache(0, 64 * PAGE)
+    cache = OwnedCache(0, Room(64 * PAGE))
     segments = reserve(cache, [1, 2, 3, 4, 5, 6, 7], counts=[3, 3, 1])
     assert [(s.offset, s.nbytes) for s in segments] == [
         (0, 2 * PAGE),
@@ -54,19 +55,19 @@ def test_a_region_is_contiguous_and_every_segment_whole_pages():
 
 
 def test_without_contiguous_room_a_region_is_in_pieces_or_not_at_all():
-    cache = OwnedCache(0, 64 * PAGE, populated_bytes=8 * PAGE)
+    cache = OwnedCache(0, Room(64 * PAGE, populated_bytes=8 * PAGE))
     singles = [publish(cache, [block], counts=[1]) for block in range(1, 9)]
     for (segment,) in singles[:6:2]:
         cache.retire(segment, now=0.0)
-    free = cache.free_bytes
+    free = cache.room.free_bytes
     assert reserve(cache, range(50, 54), counts=[1] * 4) is None
-    assert cache.free_bytes == free, "nothing taken"
+    assert cache.room.free_bytes == free, "nothing taken"
     segments = reserve(cache, range(50, 53), counts=[1] * 3)
     assert [segment.offset for segment in segments] == [0, 2 * PAGE, 4 * PAGE]
 
 
 def test_inherited_refs_are_part_of_the_record_and_of_its_cost():
-    cache = OwnedCache(0, 64 * PAGE)
+    cache = OwnedCache(0, Room(64 * PAGE))
     inherited = [SegmentRef(1 << 48, 2, bytes(hashes_of(1, 2)[1]))]
     (segment,) = reserve(cache, [1, 2, 3], counts=[1], inherited=inherited)
     assert segment.parent == inherited[0]
@@ -77,7 +78,7 @@ def test_inherited_refs_are_part_of_the_record_and_of_its_cost():
 
 
 def test_publish_makes_every_block_visible_in_one_step():
-    cache = OwnedCache(0, 64 * PAGE)
+    cache = OwnedCache(0, Room(64 * PAGE))
     segments = reserve(cache, [1, 2, 3], counts=[2, 1])
     hashes = hashes_of(1, 2, 3)
     assert cache.match(hashes) == ()
@@ -102,17 +103,17 @@ def test_publish_makes_every_block_visible_in_one_step():
 
 
 def test_full_by_metadata_by_bytes_and_by_fragments():
-    cache = OwnedCache(0, 4 * PAGE)
+    cache = OwnedCache(0, Room(4 * PAGE))
     assert reserve(cache, range(8)) is None, "4 pages leave nothing for the metadata"
     first, second, third = (publish(cache, [10 * n])[0] for n in (1, 2, 3))
     assert reserve(cache, [40]) is None, "a page is free, but not its metadata"
-    assert cache.free_bytes == PAGE - 3 * (META + BLOCK_META)
+    assert cache.room.free_bytes == PAGE - 3 * (META + BLOCK_META)
     cache.retire(first, 0.0)
     cache.retire(third, 0.0)
-    assert cache.free_bytes > 2 * PAGE
+    assert cache.room.free_bytes > 2 * PAGE
     assert reserve(cache, [50, 51, 52, 53]) is not None, "page 2 and 3 coalesce"
     assert second.state is SegmentState.PUBLISHED
-    cache = OwnedCache(0, 5 * PAGE)
+    cache = OwnedCache(0, Room(5 * PAGE))
     first, second, third = (publish(cache, [10 * n])[0] for n in (1, 2, 3))
     cache.retire(first, 0.0)
     (top,) = publish(cache, [5, 6, 7], counts=[3])
@@ -122,7 +123,7 @@ def test_full_by_metadata_by_bytes_and_by_fragments():
 
 
 def test_a_refused_reserve_changes_nothing():
-    cache = OwnedCache(0, 3 * PAGE)
+    cache = OwnedCache(0, Room(3 * PAGE))
     before = cache.counters()
     assert reserve(cache, range(12)) is None
     assert cache.counters() == before
@@ -130,20 +131,20 @@ def test_a_refused_reserve_changes_nothing():
 
 
 def test_only_populated_pages_are_handed_out():
-    cache = OwnedCache(0, 16 * PAGE, populated_bytes=0)
+    cache = OwnedCache(0, Room(16 * PAGE, populated_bytes=0))
     assert reserve(cache, [1]) is None
-    assert not cache.is_populated
-    assert cache.grow(2 * PAGE) is True
-    assert cache.grow(2 * PAGE) is False
+    assert not cache.room.is_populated
+    assert cache.room.grow(2 * PAGE) is True
+    assert cache.room.grow(2 * PAGE) is False
     assert reserve(cache, [1, 2])[0].offset == 0
     assert reserve(cache, range(3, 9)) is None
-    cache.grow(16 * PAGE)
-    assert cache.is_populated
+    cache.room.grow(16 * PAGE)
+    assert cache.room.is_populated
     assert reserve(cache, range(3, 9))[0].offset == PAGE, "the new pages join the free tail"
 
 
 def test_find_compares_id_hash_depth_and_state():
-    cache = OwnedCache(0, 16 * PAGE, generation_bits=0)
+    cache = OwnedCache(0, Room(16 * PAGE), generation_bits=0)
     (segment,) = reserve(cache, [1, 2])
     hashes = [bytes(block) for block in hashes_of(1, 2)]
     assert cache.find(SegmentRef(segment.id, 2, hashes[1])) is None, "not published"
@@ -155,7 +156,7 @@ def test_find_compares_id_hash_depth_and_state():
 
 
 def test_bytes_are_freed_at_the_end_of_the_last_lease():
-    cache = OwnedCache(0, 16 * PAGE)
+    cache = OwnedCache(0, Room(16 * PAGE))
     (segment,) = publish(cache, [1, 2])
     cache.lease(segment, A, 5.0)
     cache.lease(segment, B, 9.0)
@@ -167,13 +168,13 @@ def test_bytes_are_freed_at_the_end_of_the_last_lease():
     cache.expire_leases(8.9)
     assert cache.leased_bytes == PAGE
     cache.expire_leases(9.0)
-    assert (cache.zombie_bytes, cache.leased_bytes, cache.free_bytes) == (0, 0, 16 * PAGE)
+    assert (cache.zombie_bytes, cache.leased_bytes, cache.room.free_bytes) == (0, 0, 16 * PAGE)
     assert cache.lease_holders == set()
 
 
 @pytest.mark.parametrize("first", [A, B])
 def test_release_in_either_order_frees_once(first):
-    cache = OwnedCache(0, 16 * PAGE)
+    cache = OwnedCache(0, Room(16 * PAGE))
     (segment,) = publish(cache, [1, 2])
     for key in (A, B):
         cache.lease(segment, key, 50.0)
@@ -183,33 +184,33 @@ def test_release_in_either_order_frees_once(first):
     cache.release(first, 1.0)
     assert cache.zombie_bytes == PAGE, "releasing one twice is not releasing both"
     cache.release(B if first == A else A, 1.0)
-    assert cache.free_bytes == 16 * PAGE
+    assert cache.room.free_bytes == 16 * PAGE
 
 
 def test_a_zombie_goes_with_the_release_of_a_valid_lease_beside_an_expired_one():
-    cache = OwnedCache(0, 16 * PAGE)
+    cache = OwnedCache(0, Room(16 * PAGE))
     (segment,) = publish(cache, [1, 2])
     cache.lease(segment, A, 2.0)
     cache.lease(segment, B, 50.0)
     cache.retire(segment, 0.0)
     cache.release(B, 3.0)  # the lease of A has ended, though no tick said so
-    assert cache.free_bytes == 16 * PAGE
+    assert cache.room.free_bytes == 16 * PAGE
     assert cache.leased_bytes == 0
     cache.release(A, 3.0)
     cache.expire_leases(4.0)
-    assert cache.free_bytes == 16 * PAGE
+    assert cache.room.free_bytes == 16 * PAGE
 
 
 def test_retiring_an_unleased_segment_frees_it_at_once():
-    cache = OwnedCache(0, 16 * PAGE)
+    cache = OwnedCache(0, Room(16 * PAGE))
     (segment,) = publish(cache, [1, 2])
     cache.lease(segment, A, 5.0)
     cache.retire(segment, 5.0)
-    assert cache.free_bytes == 16 * PAGE
+    assert cache.room.free_bytes == 16 * PAGE
 
 
 def test_one_operation_leases_many_segments():
-    cache = OwnedCache(0, 32 * PAGE)
+    cache = OwnedCache(0, Room(32 * PAGE))
     segments = publish(cache, range(6), counts=[2, 2, 2])
     for segment in segments:
         cache.lease(segment, A, 50.0)
@@ -223,17 +224,17 @@ def test_one_operation_leases_many_segments():
 
 
 def test_reserved_space_comes_back():
-    cache = OwnedCache(0, 16 * PAGE)
+    cache = OwnedCache(0, Room(16 * PAGE))
     segments = reserve(cache, range(6), counts=[2, 2, 2])
     cache.free_reserved(segments)
-    assert cache.free_bytes == 16 * PAGE
+    assert cache.room.free_bytes == 16 * PAGE
     assert cache.metadata_bytes == 0
     with pytest.raises(AssertionError):
         cache.free_reserved(publish(cache, [1]))
 
 
 def test_published_lists_one_namespace():
-    cache = OwnedCache(0, 16 * PAGE)
+    cache = OwnedCache(0, Room(16 * PAGE))
     (mine,) = publish(cache, [1])
     record = Record(b"other".ljust(16), (64,), (), 0)
     other = cache.reserve(record, hashes_of(5, root=b"other".ljust(16)), [1])
@@ -250,7 +251,7 @@ def test_decisions_do_not_depend_on_addresses_in_memory():
     kept = []
     for round_ in range(30):
         kept.append([object() for _ in range(round_ * 37)])
-        cache = OwnedCache(0, 64 * PAGE, generation_bits=0)
+        cache = OwnedCache(0, Room(64 * PAGE), generation_bits=0)
         segments = publish(cache, range(8), counts=[1] * 8)
         for segment in segments:
             cache.lease(segment, A, 5.0)
@@ -260,7 +261,7 @@ def test_decisions_do_not_depend_on_addresses_in_memory():
             cache.release(A, 1.0)
         else:
             cache.expire_leases(5.0)
-        assert cache.free_bytes == 64 * PAGE
+        assert cache.room.free_bytes == 64 * PAGE
         again = reserve(cache, range(8), counts=[1] * 8)
         orders.add(tuple(segment.id >> 20 for segment in again))
     assert len(orders) == 1, orders

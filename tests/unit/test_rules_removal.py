@@ -17,7 +17,7 @@ PROMPT = np.arange(32)
 def test_drop_takes_leaves_tail_first_and_frees_their_bytes():
     hand = Hand()
     refs = hand.stored([1, 2, 3, 4, 5])
-    before = hand.cache.free_bytes
+    before = hand.cache.room.free_bytes
     for op, (ref, expected) in enumerate(
         [(refs[0], 0), (refs[1], 0), (refs[2], 1), (refs[2], 0), (refs[1], 1), (refs[0], 1)], 20
     ):
@@ -25,7 +25,7 @@ def test_drop_takes_leaves_tail_first_and_frees_their_bytes():
         assert reply.count == expected
         assert len(hand.match([1, 2, 3, 4, 5])) == len(hand.cache.published())
     assert hand.is_empty
-    assert before < hand.cache.free_bytes
+    assert before < hand.cache.room.free_bytes
 
 
 def test_a_reserved_segment_cannot_be_dropped():
@@ -52,7 +52,7 @@ def test_prune_goes_to_every_child_and_recurses():
     assert to_peers(actions) == [m.Prune(77, (1 << 48) | 5)]
     assert hand.states() == {"RESERVED": 1}
     assert statuses(hand.publish(op=50)) == ["gone"]
-    assert hand.handler.writes.lost_count == 1
+    assert hand.handler.removal.lost_count == 1
 
 
 def test_what_a_wire_bent_is_not_lost():
@@ -61,7 +61,7 @@ def test_what_a_wire_bent_is_not_lost():
     hand.cache.find(ref).checksums = b"some"
     assert hand.send(m.LostRequest, ref, op=60) == []
     assert hand.states() == {"PUBLISHED": 1}
-    assert hand.handler.writes.lost_count == 0
+    assert hand.handler.removal.lost_count == 0
 
 
 @pytest.mark.parametrize("state", ["published", "reserved", "gone"])
@@ -188,7 +188,7 @@ def test_flipped_bits_are_a_miss_and_the_segment_is_lost_with_its_children(verif
     assert reader.load(PROMPT) == 2
     assert reader.context.counters["corrupt_count"] == 1
     assert reader.known_blocks(PROMPT) == 2, "lost: nobody will try it again"
-    assert cluster.servers[0].writes.lost_count == 1
+    assert cluster.servers[0].removal.lost_count == 1
     check_reachable(cluster)
     check_links(cluster)
     check_space(cluster)
@@ -210,7 +210,7 @@ def test_a_bit_flipped_in_flight_is_a_miss_but_nothing_is_lost():
     far.transport.land()
     assert load.checked_blocks(far.oracle) == 0
     assert load.operation.result.reason == "corrupt"
-    assert cluster.servers[0].writes.lost_count == 0
+    assert cluster.servers[0].removal.lost_count == 0
     assert far.load(PROMPT) == 8
 
 

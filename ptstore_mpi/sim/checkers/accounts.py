@@ -105,7 +105,7 @@ class Limits(Checker):
     def stepped(self, server: ServerIndex) -> None:
         """Check the budget at every step, the whole account now and then."""
         cache = self.sim.servers[server].cache
-        self.require(cache.free_bytes >= 0, f"server {server} is over its budget")
+        self.require(cache.room.free_bytes >= 0, f"server {server} is over its budget")
         self._changes[server] += 1
         if self._changes[server] % EVERY == 0:
             self.expect(check_cache_space, cache)

@@ -117,18 +117,18 @@ class Found(Checker):
         self.require(not left, f"server {server} was to remove {left} and did not")
         self._allowed, self._required = set(), set()
         handler = self.sim.servers[server]
-        writes = handler.writes
-        counted = handler.dropped_count + writes.evicted_count
-        counted += writes.lost_count + writes.pruned_count
+        removal = handler.removal
+        counted = handler.dropped_count + removal.evicted_count
+        counted += removal.lost_count + removal.pruned_count
         if counted != self._removed[server]:
             self.require(
                 False,
                 f"server {server} removed {self._removed[server]} segments and counted {counted}",
             )
-        if writes.lost_count:
+        if removal.lost_count:
             bent_count = sum(segment_owner(segment.id) == server for segment in self.sim.bent)
             self.require(
-                writes.lost_count <= bent_count, f"server {server} lost a segment that was intact"
+                removal.lost_count <= bent_count, f"server {server} lost a segment that was intact"
             )
 
     def matched(self, player: Player, prompt: Prompt, match: Match, *, since: int) -> None:
