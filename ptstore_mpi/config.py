@@ -24,9 +24,15 @@ _OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
 _FROM_ENVIRONMENT = "environment variable PTSTORE_*"
 _ZERO_MEANS = {
     "copy_threads": "automatic",
+    "pfs_bytes": "no such tier",
+    "redirect_bytes": "never",
+    "replica_max_share": "no replicas",
+    "replica_min_share": "none is kept for them",
+    "ssd_bytes": "no such tier",
     "stall_timeout_s": "never",
     "virtual_node_count": "real nodes",
 }
+_EMPTY_MEANS = {"pfs_dir": "no such tier", "ssd_dir": "no such tier"}
 _LARGEST = (1 << 48) - 1  # of whole numbers: what a machine can address
 _LONGEST_S = 1e9
 _MOST_COPY_THREADS = 256
@@ -97,6 +103,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         reads: the one used least recently (``lru``), least often (``lfu``), with the least
         expected loss per byte (``gdsf``), by ``s3fifo``, or by whichever of these would have done
         best of late (``adaptive``); ``none``: a full server refuses stores.
+    replica_admission
+        Which segments of other nodes are kept in this node's memory once they were fetched:
+        those asked for again (``second_hit``), all (``always``) or none (``never``).
+    replica_min_share, replica_max_share
+        Share of the memory that such replicas may take, 0 to 1: below the first they stay though
+        owned segments want room; the second they never pass.
+    redirect_bytes
+        Bytes that clients of other nodes are reading from an owner at once before it sends
+        further ones to a node that has a replica; 0: never.
+    ssd_dir, ssd_bytes
+        Folder of a node's SSD where owned segments go that memory has no room for, and how much
+        the node may take there, shared by its servers; without a folder there is no such tier.
+    pfs_dir, pfs_bytes
+        The same on a parallel file system, below the SSD: each node's own part of it.
+    ssd_admission
+        What may be written to the SSD: ``all``, or only what was read at least once (``reused``).
+    slab_bytes
+        Size of one file of these tiers: the largest segment must fit.
+    tier_direct
+        Whether their files are read and written past the page cache (`O_DIRECT`): ``auto`` where
+        the file system takes it.
+    tier_threads
+        Threads of each server that read and write each tier.
     verify
         Block checksums checked: ``off``, ``remote`` (whatever crossed a wire: by load, and by the
         owner before it makes an increment visible) or ``always`` (by every load).
@@ -150,6 +179,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     segment_tokens: int = 256
     placement: Literal["local", "random", "least_loaded"] = "local"
     eviction: Literal["lru", "lfu", "gdsf", "s3fifo", "adaptive", "none"] = "lru"
+    replica_admission: Literal["second_hit", "always", "never"] = "second_hit"
+    replica_min_share: float = 0.0
+    replica_max_share: float = 0.5
+    redirect_bytes: int = 64 << 20
+    ssd_dir: str = ""
+    ssd_bytes: int = 0
+    pfs_dir: str = ""
+    pfs_bytes: int = 0
+    ssd_admission: Literal["all", "reused"] = "all"
+    slab_bytes: int = 1 << 30
+    tier_direct: Literal["auto", "on", "off"] = "auto"
+    tier_threads: int = 2
     verify: Literal["off", "remote", "always"] = "remote"
     verify_publish: bool = False
     match_timeout_s: float = 1.0
@@ -194,6 +235,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if not re.fullmatch(r"[0-9a-fA-F]{32}", self.hash_seed):
             raise ConfigError(f"hash_seed must be 32 hexadecimal digits, got {self.hash_seed!r}")
+        if self.replica_min_share > self.replica_max_share:
+            raise ConfigError(
+                f"replica_min_share ({self.replica_min_share}) must not exceed "
+                f"replica_max_share ({self.replica_max_share})"
+            )
+        for tier in ("ssd", "pfs"):
+            directory, nbytes = getattr(self, f"{tier}_dir"), getattr(self, f"{tier}_bytes")
+            if bool(directory) != bool(nbytes):
+                raise ConfigError(
+                    f"{tier}_dir and {tier}_bytes go together, got {directory!r} and {nbytes}"
+                )
         if self.nap_first_s > self.nap_cap_s:
             raise ConfigError(
                 f"nap_first_s ({self.nap_first_s}) must not exceed nap_cap_s ({self.nap_cap_s})"
@@ -263,11 +315,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def _check_most(name: str, value: Any) -> None:
     """Refuse what no machine has: numbers without end, folders without a name."""
     if isinstance(value, str):
-        if not value or "\0" in value:
+        if (not value and name not in _EMPTY_MEANS) or "\0" in value:
             raise ConfigError(f"{name} must be a text, not empty and without NUL, got {value!r}")
         return
     most = _LONGEST_S if name.endswith("_s") else _LARGEST
     most = _MOST_COPY_THREADS if name == "copy_threads" else most
+    most = 1 if name.endswith("_share") else most
     if not value <= most:
         raise ConfigError(f"{name} must be at most {most}, got {value}")
 
