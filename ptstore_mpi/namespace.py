@@ -182,12 +182,12 @@ class Namespace:
                 self._context,
                 match.segments,
                 views,
+                namespace=self.digest,
                 tensor_bytes=self._tensor_bytes,
                 skip_blocks=skip_blocks,
                 until=started + self._config.load_timeout_s,
             )
-            by_source["owned"] = loaded.near_blocks * block_tokens
-            by_source["remote"] = loaded.far_blocks * block_tokens
+            by_source |= {name: n * block_tokens for name, n in loaded.blocks.items()}
             reason = loaded.reason
         result = LoadResult(sum(by_source.values()), by_source, reason, (yield Now()) - started)
         self._stats.add_load(match, result)

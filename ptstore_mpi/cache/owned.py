@@ -227,10 +227,15 @@ class OwnedCache(Leases[Segment]):
         if self._eviction is not None and segments:
             self._eviction.used(segments, now)
 
-    def could_fit(self, record: Record, block_counts: Sequence[int]) -> bool:
-        """Tell whether a region would fit once all was evicted that nobody reads or writes."""
+    def could_fit(
+        self, record: Record, block_counts: Sequence[int], *, others_bytes: int = 0
+    ) -> bool:
+        """Tell whether a region would fit once all was evicted that nobody reads or writes.
+
+        ``others_bytes`` are those of the arena that others cannot give.
+        """
         sizes, metadata = _needs(record, block_counts)
-        held = self.reserved_bytes + self.zombie_bytes + self.leased_bytes
+        held = others_bytes + self.reserved_bytes + self.zombie_bytes + self.leased_bytes
         return sum(sizes) + sum(metadata) <= self.room.capacity_bytes - held
 
     def victim(self) -> Segment | None:

@@ -49,6 +49,11 @@ class Room:
         self._allocator.grow(populated_bytes)
         return True
 
+    def fits(self, nbytes: int, *, metadata_bytes: int) -> bool:
+        """Tell whether one extent and what describes it could be taken now."""
+        enough = nbytes + metadata_bytes <= self.free_bytes
+        return enough and nbytes <= self._allocator.largest_free_bytes
+
     def take(self, sizes: Sequence[int], *, metadata_bytes: int) -> list[int] | None:
         """Take extents and charge them and what describes them; None, with nothing taken: no room.
 

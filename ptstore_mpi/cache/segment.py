@@ -59,6 +59,7 @@ class Segment:
     ``offset`` and ``nbytes`` are its extent in the arena, in whole pages; ``metadata_bytes`` is
     what describing it costs; ``hashes`` are those of its blocks. ``serial`` names the link to its
     parent, ``links`` those of its children: a set of (serial, child id), never a counter (P7).
+    ``holders`` are the servers that may have a replica of it, longest unused first: a hint (P18).
     """
 
     id: SegmentId
@@ -73,11 +74,22 @@ class Segment:
     checksums: bytes = b""
     links: dict[int, int] = field(default_factory=dict)
     leases: dict[LeaseKey, float] = field(default_factory=dict)
+    holders: dict[int, None] = field(default_factory=dict)
 
     @property
     def block_count(self) -> int:
         """Blocks of this segment."""
         return len(self.hashes)
+
+    @property
+    def namespace(self) -> bytes:
+        """Digest of its namespace."""
+        return self.record.namespace
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """Bytes of one block of each tensor."""
+        return self.record.tensor_bytes
 
     @property
     def place(self) -> int:

@@ -13,6 +13,7 @@ from ptstore_mpi.protocol.effects import AwaitTokens, Now, Operation, Receive, S
 from ptstore_mpi.protocol.messages import (
     REPLY_TO,
     AcquireRequest,
+    AwaitRequest,
     Reply,
     Request,
     ReserveRequest,
@@ -52,7 +53,7 @@ def call(
             break
         for server, request in waiting.items():
             changes: dict[str, Any] = {"low": context.ledger.key(request.op, server)[3]}
-            if isinstance(request, AcquireRequest | ReserveRequest):
+            if isinstance(request, AcquireRequest | AwaitRequest | ReserveRequest):
                 changes["remaining_s"] = max(until - now, 0.0)  # what is left by now (P11)
             sent_s[server, attempt] = yield Now()
             yield Send(server, msgspec.structs.replace(request, attempt=attempt, **changes))

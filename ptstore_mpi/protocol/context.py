@@ -33,11 +33,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer in flight between staging memory and a server's arena."""
+    """One transfer in flight between a server's arena and staging memory, or another arena.
+
+    ``servers`` are those whose arenas it reads or writes; ``extent`` is None without staging.
+    """
 
     op: int
-    server: ServerIndex
-    extent: Extent
+    servers: tuple[ServerIndex, ...]
+    extent: Extent | None
 
 
 class Ledger:
@@ -87,7 +90,7 @@ class Ledger:
     def low(self, server: ServerIndex) -> int:
         """Return the watermark for ``server`` (P3)."""
         live = [op for op, servers in self._open.items() if server in servers]
-        live += [t.op for t in self._transfers.values() if t.server == server]
+        live += [t.op for t in self._transfers.values() if server in t.servers]
         return min(live, default=self._next_op)
 
     # -- staging and transfers -------------------------------------------------------------
@@ -105,14 +108,16 @@ class Ledger:
     def start(self, token: int, transfer: Transfer) -> None:
         """Enter a transfer in flight."""
         self._transfers[token] = transfer
-        transfer.extent.transfer_count += 1
+        if transfer.extent is not None:
+            transfer.extent.transfer_count += 1
 
     def finish(self, tokens: Iterable[int]) -> None:
         """Take note that these transfers have ended."""
         for token in tokens:
             extent = self._transfers.pop(token).extent
-            extent.transfer_count -= 1
-            self._free_if_idle(extent)
+            if extent is not None:
+                extent.transfer_count -= 1
+                self._free_if_idle(extent)
 
     def replace_staging(self, staging: _native.RegionAllocator) -> None:
         """Use another staging memory; nothing may be on loan from the old one."""

@@ -11,7 +11,7 @@ effect          answer
 `Now`           float: monotonic time, s
 `Send`          None: the message is on its way
 `Receive`       Reply or None: the next reply of any server, None when ``until`` has passed
-`StartGet`      int: token of a one-sided read into staging
+`StartGet`      int: token of a one-sided read into staging, or a replica's slot
 `StartWrite`    int: token of a data message from staging into a reserved region
 `AwaitTokens`   tuple[int, ...]: tokens that have completed, () when ``until`` has passed
 `Pack`          Checksums of views that were copied into a segment image
@@ -91,11 +91,15 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class StartGet:
-    """Start reading ``nbytes`` of a server's arena into staging memory."""
+    """Start reading ``nbytes`` of a server's arena into memory of the store.
+
+    ``into`` names the mapped arena they land in; None is the client's staging memory.
+    """
 
     server: ServerIndex
     offset: int
-    staging_offset: int
+    into: ServerIndex | None
+    into_offset: int
     nbytes: int
 
 

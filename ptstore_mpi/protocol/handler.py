@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from ptstore_mpi.cache.admission import Admission
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.actions import Action, Answer, SendFrame, ToPeer
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
     AcquireRequest,
+    AwaitRequest,
     ByeRequest,
     ClearRequest,
     CountReply,
     DropRequest,
+    FilledRequest,
     LostRequest,
     MatchReply,
     MatchRequest,
@@ -38,6 +42,7 @@ from ptstore_mpi.protocol.messages import (
 from ptstore_mpi.protocol.peer_link import PeerLink
 from ptstore_mpi.protocol.reads import ReadPath
 from ptstore_mpi.protocol.removal import Removal
+from ptstore_mpi.protocol.replicas import ReplicaPath
 from ptstore_mpi.protocol.writes import Verify, WritePath
 from ptstore_mpi.types import HASH_BYTES, ServerIndex
 
@@ -51,10 +56,14 @@ class ServerHandler:
 
     Parameters
     ----------
-    cache
-        Its owned cache.
+    cache, replicas
+        What it owns, and what it keeps of others, in one arena.
+    admission
+        Says what is worth a replica.
     lease_cap_s
         Longest lease it grants, s.
+    redirect_bytes
+        As in `ReadPath`.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
     is_intact
@@ -71,20 +80,39 @@ class ServerHandler:
     def __init__(
         self,
         cache: OwnedCache,
+        replicas: ReplicaCache,
         *,
-        is_intact: Callable[[Segment, bytes], bool],
+        admission: Admission,
+        is_intact: Callable[[Segment | Replica, bytes], bool],
         server_count: int | None = None,
         lease_cap_s: float = 60.0,
+        redirect_bytes: int = 0,
         unconfirmed_count: int = 8,
         verify: Verify = "remote",
         peer_resend_s: float = 1.0,
     ) -> None:
         self.cache = cache
         self.removal = Removal(cache)
-        self.reads = ReadPath(cache, self.removal, is_intact=is_intact, lease_cap_s=lease_cap_s)
+        self.replicas = ReplicaPath(
+            replicas,
+            cache,
+            self.removal,
+            admission=admission,
+            is_intact=is_intact,
+            lease_cap_s=lease_cap_s,
+        )
+        self.reads = ReadPath(
+            cache,
+            self.removal,
+            self.replicas,
+            is_intact=is_intact,
+            lease_cap_s=lease_cap_s,
+            redirect_bytes=redirect_bytes,
+        )
         self.writes = WritePath(
             cache,
             self.removal,
+            replicas=replicas,
             unconfirmed_count=unconfirmed_count,
             server_count=server_count,
             is_intact=is_intact,
@@ -123,8 +151,9 @@ class ServerHandler:
 
     def tick(self, now: float) -> list[Action]:
         """Let time pass: end leases and reservations whose time is over, repeat frames."""
-        self.cache.expire_leases(now)
-        actions = self._framed(self.writes.expire(now), now)
+        self.reads.expire(now)
+        actions = self._framed(self.replicas.expire(now), now)
+        actions += self._framed(self.writes.expire(now), now)
         for peer, link in self._links.items():
             actions += (SendFrame(peer, frame) for frame in link.tick(now))
         return actions
@@ -145,6 +174,10 @@ class ServerHandler:
         statuses = {f"write_{k}_count": v for k, v in sorted(self.writes.status_counts.items())}
         return {
             **self.cache.counters(),
+            **self.replicas.counters(),
+            "redirect_count": self.reads.redirect_count,
+            "stale_hint_count": self.reads.stale_hint_count,
+            "reading_bytes": self.reads.reading_bytes,
             "request_count": self.request_count,
             "malformed_count": self.malformed_count,
             "dropped_count": self.dropped_count,
@@ -157,6 +190,11 @@ class ServerHandler:
         }
 
     @property
+    def lease_holders(self) -> set[int]:
+        """Clients that hold a lease here."""
+        return self.cache.lease_holders | self.replicas.replicas.lease_holders
+
+    @property
     def unconfirmed_count(self) -> int:
         """Messages to other servers that are not known to have arrived."""
         return sum(link.unconfirmed_count for link in self._links.values())
@@ -164,7 +202,8 @@ class ServerHandler:
     @property
     def remembered_count(self) -> int:
         """What is kept for clients besides leases: 0 once all have left."""
-        return len(self._removed_counts) + self.writes.remembered_count
+        kept = self.writes.remembered_count + self.replicas.remembered_count
+        return len(self._removed_counts) + kept
 
     def _link(self, peer: ServerIndex) -> PeerLink:
         return self._links.setdefault(peer, PeerLink(self._peer_resend_s))
@@ -193,8 +232,13 @@ class ServerHandler:
                 yield Answer(client, self._match(request))
             case AcquireRequest():
                 yield from self.reads.acquire(request, now)
+            case FilledRequest():
+                yield from self.replicas.filled(request, now)
+            case AwaitRequest():
+                yield from self.replicas.wait(request, now)
             case ReleaseRequest():
-                self.cache.release((client, request.op), now)
+                self.reads.release((client, request.op), now)
+                yield from self.replicas.release((client, request.op), now)
             case ReserveRequest():
                 yield from self.writes.reserve(request, now)
             case PublishRequest():
@@ -218,7 +262,8 @@ class ServerHandler:
         before = self._low.get(client, 0)
         self._low[client] = max(before, low)
         if low > before:
-            self.cache.release_before(client, low, now)
+            self.reads.raise_low(client, low, now)
+            yield from self.replicas.raise_low(client, low, now)
             for key in [k for k in self._removed_counts if k[0] == client and k[1] < low]:
                 del self._removed_counts[key]
             yield from self.writes.raise_low(client, low, now)
@@ -235,6 +280,7 @@ class ServerHandler:
         if key not in self._removed_counts:  # a repetition is answered, not done again (P2)
             removed_count = 0
             if isinstance(request, ClearRequest):
+                self.replicas.clear(request.namespace, now)
                 removed_count = yield from self.writes.clear(request.namespace, now)
             else:
                 segment = self.cache.find(request.ref)

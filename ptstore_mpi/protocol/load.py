@@ -2,10 +2,11 @@
 
 ::
 
-    acquire  --> every owner in parallel: leases on a prefix of what it was asked for
+    lease    --> see `ptstore_mpi.protocol.lease`
     near     arena  ------------------------ unpack --> out     clock checked after the last byte
     far      arena == Get ==> staging ------ unpack --> out     (P12), per segment
-    release  --> every owner
+    kept     arena == Get ==> replica's slot unpack --> out     then found by all of this node
+    release  --> everybody who lent
 
 Bytes are verified while they are copied. The result is the longest prefix of segments that were
 all trusted; ``out`` beyond it is unspecified. Gets that outlive the deadline keep their staging
@@ -14,12 +15,12 @@ bytes until they end (P13).
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ptstore_mpi.device_views import Views
-from ptstore_mpi.protocol.call import Called, call
 from ptstore_mpi.protocol.context import ClientContext, Transfer
 from ptstore_mpi.protocol.effects import (
     AwaitTokens,
@@ -31,15 +32,10 @@ from ptstore_mpi.protocol.effects import (
     StartGet,
     Unpack,
 )
-from ptstore_mpi.protocol.messages import (
-    AcquireReply,
-    AcquireRequest,
-    Grant,
-    LostRequest,
-    ReleaseRequest,
-)
+from ptstore_mpi.protocol.lease import Leasing
+from ptstore_mpi.protocol.messages import FilledRequest, LostRequest, ReleaseRequest
 from ptstore_mpi.protocol.plan import Fetch, Part, group, interleave, parts_of
-from ptstore_mpi.types import SegmentRef, ServerIndex
+from ptstore_mpi.types import SegmentRef
 
 __all__ = ["LEASE_MARGIN", "Loaded", "load"]
 
@@ -49,11 +45,15 @@ LEASE_MARGIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Trusted blocks of a load by where they came from; they follow the skipped ones."""
+    """Trusted blocks of a load by source; they follow the skipped ones."""
 
-    near_blocks: int
-    far_blocks: int
+    blocks: dict[str, int]
     reason: str
+
+    @property
+    def block_count(self) -> int:
+        """All of them."""
+        return sum(self.blocks.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +61,8 @@ class _Load:
     """State of one load while it runs."""
 
     context: ClientContext
-    op: int
+    leasing: Leasing
     views: Views
-    tensor_bytes: tuple[int, ...]
-    until: float
     parts: list[Part] = field(default_factory=list)
     waiting: deque[Fetch] = field(default_factory=deque)
     started: list[Fetch] = field(default_factory=list)
@@ -75,7 +73,7 @@ class _Load:
 
     @property
     def block_bytes(self) -> int:
-        return sum(self.tensor_bytes)
+        return sum(self.leasing.tensor_bytes)
 
 
 def load(
@@ -83,6 +81,7 @@ def load(
     refs: Sequence[SegmentRef],
     views: Views,
     *,
+    namespace: bytes,
     tensor_bytes: tuple[int, ...],
     skip_blocks: int,
     until: float,
@@ -97,6 +96,8 @@ def load(
         Flat record of the prefix, from a match.
     views
         Where block ``i`` of the prefix goes: block ``i`` of every view.
+    namespace
+        Digest of its namespace.
     tensor_bytes
         Bytes of one block of each tensor.
     skip_blocks
@@ -105,17 +106,17 @@ def load(
         Deadline on the transport's clock, s.
     """
     op = context.ledger.open()
-    state = _Load(context, op, views, tensor_bytes, until)
+    leasing = Leasing(context, op, until, namespace, tensor_bytes)
+    state = _Load(context, leasing, views, parts_of(refs, skip_blocks))
     try:
-        wanted = parts_of(refs, skip_blocks)
-        called = yield from _acquire(state, wanted)
-        far = [part for part in state.parts if part.server not in context.near]
-        state.waiting.extend(interleave(group(far, tensor_bytes, context.config.get_bytes)))
-        direct = deque(part for part in state.parts if part.server in context.near)
-        yield from _move(state, direct)
-        for server in called:
+        yield from leasing.lease(state.parts)
+        wanted = list(itertools.takewhile(leasing.may_come, state.parts))
+        leasing.cut(wanted)
+        yield from _fetch(state, [part for part in wanted if part.is_granted])
+        yield from _fetch(state, (yield from leasing.lease_waiting()))
+        for server in sorted(leasing.servers):
             yield Send(server, ReleaseRequest(*context.ledger.key(op, server)))
-        return _result(state, complete=len(state.parts) == len(wanted))
+        return _result(state)
     finally:
         for fetch in state.started:
             if fetch.extent is not None:
@@ -125,41 +126,14 @@ def load(
         context.count("discarded_bytes", state.rma_bytes - state.used_rma_bytes)
 
 
-def _acquire(state: _Load, wanted: list[Part]) -> Operation[dict[ServerIndex, Called]]:
-    """Lease what is wanted; ``state.parts`` becomes the prefix that was granted."""
-    context = state.context
-    asked: dict[ServerIndex, list[SegmentRef]] = {}
-    for part in wanted:
-        asked.setdefault(part.server, []).append(part.ref)
-    requests = {
-        server: AcquireRequest(
-            *context.ledger.key(state.op, server),
-            tuple(refs),
-            remaining_s=0.0,  # set at each sending
-            checksums=context.config.verify == "always"
-            or (context.config.verify == "remote" and server not in context.near),
-        )
-        for server, refs in asked.items()
-    }
-    called = yield from call(context, requests, state.until)
-    grants: dict[ServerIndex, Iterator[Grant]] = {
-        server: iter(answer.reply.grants)
-        for server, answer in called.items()
-        if isinstance(answer.reply, AcquireReply)
-    }
-    for part in wanted:
-        if part.server not in grants:
-            state.reason = "late"
-            break
-        grant = next(grants[part.server], None)
-        if grant is None:
-            state.reason = "gone"
-            break
-        answer = called[part.server]
-        assert isinstance(answer.reply, AcquireReply)
-        part.grant, part.sent_s, part.granted_s = grant, answer.sent_s, answer.reply.granted_s
-        state.parts.append(part)
-    return called
+def _fetch(state: _Load, parts: list[Part]) -> Operation[None]:
+    """Bring the longest prefix of these parts that is leased."""
+    parts = list(itertools.takewhile(lambda part: part.is_granted, parts))
+    near = state.context.near
+    far = [part for part in parts if part.server not in near]
+    fetches = group(far, state.leasing.tensor_bytes, state.context.config.get_bytes)
+    state.waiting.extend(interleave(fetches))
+    yield from _move(state, deque(part for part in parts if part.server in near))
 
 
 def _move(state: _Load, direct: deque[Part]) -> Operation[None]:
@@ -175,7 +149,7 @@ def _move(state: _Load, direct: deque[Part]) -> Operation[None]:
                 continue
         elif not state.by_token and not state.waiting:
             return
-        done = yield AwaitTokens(0.0 if direct else state.until)
+        done = yield AwaitTokens(0.0 if direct else state.leasing.until)
         ledger.finish(done)
         for token in done:
             fetch = state.by_token.pop(token, None)  # None: left over from an earlier load
@@ -192,7 +166,7 @@ def _start_gets(state: _Load) -> Operation[None]:
     context, ledger = state.context, state.context.ledger
     while state.waiting and ledger.transfer_count < context.config.gets_in_flight_count:
         fetch = state.waiting[0]
-        if fetch.extent is None:
+        if fetch.extent is None and not fetch.is_kept:
             fetch.extent = ledger.borrow(fetch.nbytes)
             if fetch.extent is None:
                 assert ledger.transfer_count, "staging is too small for one fetch"
@@ -200,10 +174,10 @@ def _start_gets(state: _Load) -> Operation[None]:
             state.started.append(fetch)
         piece = fetch.pieces_left.pop(0)
         server = fetch.parts[0].server
-        token = yield StartGet(
-            server, piece.offset, fetch.extent.offset + piece.staging_start, piece.nbytes
-        )
-        ledger.start(token, Transfer(state.op, server, fetch.extent))
+        into, start = fetch.target
+        token = yield StartGet(server, piece.offset, into, start + piece.start, piece.nbytes)
+        touched = (server,) if into is None else (server, into)
+        ledger.start(token, Transfer(state.leasing.op, touched, fetch.extent))
         state.by_token[token] = fetch
         fetch.in_flight_count += 1
         state.rma_bytes += piece.nbytes
@@ -212,12 +186,30 @@ def _start_gets(state: _Load) -> Operation[None]:
 
 
 def _land(state: _Load, fetch: Fetch) -> Operation[None]:
-    """Copy out a fetch that has arrived, then let its staging bytes go."""
-    for part, image in fetch.staged_images(state.block_bytes):
+    """Copy out a fetch that has arrived; let its staging bytes go, or its replicas be found."""
+    for part, image in fetch.images(state.block_bytes):
         yield from _copy_out(state, part, image)
-    assert fetch.extent is not None
-    state.context.ledger.give_back(fetch.extent)
-    fetch.extent = None
+    if fetch.extent is not None:
+        state.context.ledger.give_back(fetch.extent)
+        fetch.extent = None
+    if fetch.is_kept:
+        yield from _publish_replicas(state, [part for part in fetch.parts if part.trusted])
+
+
+def _publish_replicas(state: _Load, parts: list[Part]) -> Operation[None]:
+    """Tell who keeps them that these slots are filled, each with all of its bytes (P17)."""
+    for keeper, group_ in itertools.groupby(parts, lambda part: part.slot and part.slot[0]):
+        kept = list(group_)
+        assert keeper is not None
+        yield Send(
+            keeper,
+            FilledRequest(
+                *state.context.ledger.key(state.leasing.op, keeper),
+                tuple(part.ref for part in kept),
+                b"".join(part.grant.hashes for part in kept),
+                b"".join(part.grant.checksums for part in kept),
+            ),
+        )
 
 
 def _copy_out(state: _Load, part: Part, image: Image) -> Operation[None]:
@@ -235,7 +227,7 @@ def _copy_out(state: _Load, part: Part, image: Image) -> Operation[None]:
         if found.tobytes() != sums[first:end]:
             state.reason = "corrupt"
             state.context.count("corrupt_count", 1)
-            key = state.context.ledger.key(state.op, part.server)
+            key = state.context.ledger.key(state.leasing.op, part.server)
             yield Send(part.server, LostRequest(*key, part.ref))
             return
     part.trusted = True
@@ -246,15 +238,19 @@ def _is_in_time(part: Part) -> Operation[bool]:
     return bool(now - part.sent_s < (1 - LEASE_MARGIN) * part.granted_s)
 
 
-def _result(state: _Load, *, complete: bool) -> Loaded:
-    near = far = 0
-    for part in state.parts:
-        if not part.trusted:
-            complete = False
-            break
-        if part.server in state.context.near:
-            near += part.block_count
-        else:
-            far += part.block_count
-    state.used_rma_bytes = far * state.block_bytes
-    return Loaded(near, far, "loaded" if complete else state.reason)
+def _result(state: _Load) -> Loaded:
+    blocks = dict.fromkeys(("owned", "replica", "remote"), 0)
+    trusted = list(itertools.takewhile(lambda part: part.trusted, state.parts))
+    for part in trusted:
+        blocks[_source(part, state.context)] += part.block_count
+    state.used_rma_bytes = blocks["remote"] * state.block_bytes
+    complete = len(trusted) == len(state.parts)
+    if not complete and state.reason == "loaded":  # the first that is missing was not leased
+        state.reason = "late" if state.leasing.late else "gone"
+    return Loaded(blocks, "loaded" if complete else state.reason)
+
+
+def _source(part: Part, context: ClientContext) -> str:
+    if part.server not in context.near:
+        return "remote"
+    return "owned" if part.server == part.owner else "replica"

@@ -26,10 +26,13 @@ __all__ = [
     "AbandonRequest",
     "AcquireReply",
     "AcquireRequest",
+    "AwaitReply",
+    "AwaitRequest",
     "ByeRequest",
     "ClearRequest",
     "CountReply",
     "DropRequest",
+    "FilledRequest",
     "Grant",
     "Link",
     "LinkResult",
@@ -43,6 +46,8 @@ __all__ = [
     "Prune",
     "PublishRequest",
     "ReleaseRequest",
+    "ReplicaPlace",
+    "ReplicaWish",
     "Reply",
     "Request",
     "ReserveReply",
@@ -101,8 +106,62 @@ class MatchRequest(_Keyed, frozen=True):
         _check_length("hashes", self.hashes, HASH_BYTES)
 
 
+class ReplicaWish(msgspec.Struct, frozen=True, array_like=True):
+    """Segments of other servers whose replicas are asked for, all of one namespace.
+
+    ``tensor_bytes`` are the bytes of one block of each tensor. ``may_fill`` says that a slot may
+    be opened for what is not here: else only complete replicas are granted (P18).
+    """
+
+    refs: tuple[SegmentRef, ...]
+    namespace: bytes
+    tensor_bytes: tuple[_Positive, ...]
+    may_fill: bool
+
+
 class AcquireRequest(_Keyed, frozen=True):
-    """Lease these segments for ``remaining_s`` seconds from the moment they are granted (P11)."""
+    """Lease these segments for ``remaining_s`` seconds from the moment they are granted (P11).
+
+    ``refs`` are the receiver's own, ``wish`` names others'. ``keepers`` says of each of ``refs``
+    which server will keep a replica of it, -1: none; empty: none of any. ``may_redirect`` allows
+    the owner to name a server with a replica instead; ``stale`` says of each of ``refs`` which
+    server it named in vain (P18).
+    """
+
+    refs: tuple[SegmentRef, ...]
+    remaining_s: _Seconds
+    checksums: bool
+    wish: ReplicaWish | None = None
+    keepers: tuple[int, ...] = ()
+    may_redirect: bool = False
+    stale: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for servers in (self.keepers, self.stale):
+            if servers and len(servers) != len(self.refs):
+                raise ValueError(f"{len(self.refs)} segments, servers of {len(servers)}")
+
+
+class FilledRequest(_Keyed, frozen=True):
+    """These slots of operation ``op`` are filled; never answered (P17).
+
+    ``hashes`` and ``checksums`` (uint32 each, or nothing) are those of all their blocks.
+    """
+
+    refs: tuple[SegmentRef, ...]
+    hashes: bytes
+    checksums: bytes
+
+    def __post_init__(self) -> None:
+        blocks = sum(ref.block_count for ref in self.refs)
+        if len(self.hashes) != blocks * HASH_BYTES:
+            raise ValueError(f"{blocks} blocks, {len(self.hashes)} bytes of hashes")
+        if len(self.checksums) not in (0, blocks * _CHECKSUM_BYTES):
+            raise ValueError(f"{blocks} blocks, {len(self.checksums)} bytes of checksums")
+
+
+class AwaitRequest(_Keyed, frozen=True):
+    """Lease the replicas of these segments as soon as others' fills of them have ended (P17)."""
 
     refs: tuple[SegmentRef, ...]
     remaining_s: _Seconds
@@ -193,6 +252,8 @@ class ByeRequest(_Keyed, frozen=True):
 Request = (
     MatchRequest
     | AcquireRequest
+    | FilledRequest
+    | AwaitRequest
     | ReleaseRequest
     | ReserveRequest
     | PublishRequest
@@ -224,18 +285,44 @@ class MatchReply(_Answer, frozen=True):
 class Grant(msgspec.Struct, frozen=True, array_like=True):
     """A leased segment: where its image starts in the arena, and its shape.
 
-    ``checksums`` holds uint32 per used block, or nothing where none were stored or asked for.
+    ``checksums`` holds uint32 per used block, or nothing where none were stored or asked for;
+    ``hashes`` those of the used blocks, where a replica is to be kept.
     """
 
     offset: int
     segment_blocks: int
     checksums: bytes
+    hashes: bytes = b""
+
+
+class ReplicaPlace(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one wish.
+
+    ``here``: leased, as ``grant`` says. ``fill``: a slot of the asking operation begins at the
+    grant's offset. ``wait``: another operation is filling one. ``none``: not kept here.
+    """
+
+    status: Literal["here", "fill", "wait", "none"]
+    grant: Grant = Grant(0, 0, b"")
 
 
 class AcquireReply(_Answer, frozen=True):
-    """Leases on a prefix of the segments asked for: the first that is gone ends it."""
+    """Leases on a prefix of the segments asked for: the first that is gone ends it.
+
+    ``redirects`` lists, as (position, server), which of them are not leased, because that server
+    has a replica (P18). ``places`` answer the wish, one by one.
+    """
 
     grants: tuple[Grant, ...]
+    granted_s: float
+    redirects: tuple[tuple[int, int], ...] = ()
+    places: tuple[ReplicaPlace, ...] = ()
+
+
+class AwaitReply(_Answer, frozen=True):
+    """Replicas that others have filled, ``here`` or ``none``."""
+
+    places: tuple[ReplicaPlace, ...]
     granted_s: float
 
 
@@ -270,7 +357,16 @@ class PingReply(_Answer, frozen=True):
     payload: bytes
 
 
-Reply = MatchReply | AcquireReply | ReserveReply | WriteReply | CountReply | StatsReply | PingReply
+Reply = (
+    MatchReply
+    | AcquireReply
+    | AwaitReply
+    | ReserveReply
+    | WriteReply
+    | CountReply
+    | StatsReply
+    | PingReply
+)
 
 
 class _Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -327,6 +423,7 @@ class PeerFrame(msgspec.Struct, frozen=True, array_like=True):
 REPLY_TO: dict[type, type] = {
     MatchRequest: MatchReply,
     AcquireRequest: AcquireReply,
+    AwaitRequest: AwaitReply,
     ReserveRequest: ReserveReply,
     PublishRequest: WriteReply,
     ClearRequest: CountReply,

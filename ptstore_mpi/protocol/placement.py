@@ -1,13 +1,13 @@
-"""Who owns a new increment. Pure functions of hashes and loads, equal on every rank (P9)."""
+"""Who owns a new increment, and who keeps a replica: pure functions, equal on every rank (P9)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ptstore_mpi.types import ServerIndex
+from ptstore_mpi.types import ServerIndex, segment_slot
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "keeper_of", "place"]
 
 Placement = Literal["local", "random", "least_loaded"]
 
@@ -49,3 +49,8 @@ def place(
         return first
     second = ServerIndex((first + 1 + two % (server_count - 1)) % server_count)
     return max(first, second, key=lambda server: (free_bytes.get(server, -1), -server))
+
+
+def keeper_of(segment: int, near: Sequence[ServerIndex]) -> ServerIndex:
+    """Return the server of a node that keeps its replica of ``segment``, if any does."""
+    return near[segment_slot(segment) % len(near)]

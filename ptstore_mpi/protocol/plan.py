@@ -2,7 +2,8 @@
 
 A *part* is what one segment contributes to a load. Parts that cross a wire are grouped into
 *fetches*: neighbours in the prefix whose images are also neighbours in one arena become one
-staging extent and, if whole, one Get.
+staging extent and, if whole, one Get. A part whose replica is to be kept lands in the slot of
+that replica instead, and fetches of slots are neighbours there too.
 """
 
 from __future__ import annotations
@@ -15,24 +16,40 @@ from ptstore_mpi.protocol.effects import Image
 from ptstore_mpi.protocol.messages import Grant
 from ptstore_mpi.types import SegmentRef, ServerIndex, segment_owner
 
-__all__ = ["Fetch", "Part", "Piece", "group", "interleave", "parts_of"]
+__all__ = ["NO_GRANT", "Fetch", "Part", "Piece", "group", "interleave", "parts_of"]
 
-_NO_GRANT = Grant(0, 0, b"")
+NO_GRANT = Grant(0, 0, b"")
+"""Of a part that nobody has leased yet."""
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Blocks ``first_block .. first_block + block_count`` of one segment, for ``view_block`` on."""
+    """Blocks ``first_block .. first_block + block_count`` of one segment, for ``view_block`` on.
+
+    ``server`` is whose arena it is read from: its owner's, or that of a replica. ``slot`` is where
+    a replica of it is to be kept: the server of this node, and the offset in its arena.
+    """
 
     ref: SegmentRef
     server: ServerIndex
     first_block: int
     block_count: int
     view_block: int
-    grant: Grant = _NO_GRANT
+    grant: Grant = NO_GRANT
     sent_s: float = 0.0
     granted_s: float = 0.0
+    slot: tuple[ServerIndex, int] | None = None
     trusted: bool = False
+
+    @property
+    def owner(self) -> ServerIndex:
+        """Server that owns the segment."""
+        return segment_owner(self.ref.segment)
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether a lease on it is held."""
+        return self.grant is not NO_GRANT
 
     @property
     def is_whole(self) -> bool:
@@ -40,7 +57,7 @@ class Part:
         return self.first_block == 0 and self.block_count == self.grant.segment_blocks
 
     def arena_image(self) -> Image:
-        """Return the part's image in its owner's arena."""
+        """Return the part's image in the arena it is read from."""
         return Image(
             self.server,
             self.grant.offset,
@@ -52,16 +69,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One contiguous Get, relative to its fetch's staging extent."""
+    """One contiguous Get; ``start`` is relative to where its fetch lands."""
 
     offset: int
-    staging_start: int
+    start: int
     nbytes: int
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Consecutive parts that travel together through one staging extent."""
+    """Consecutive parts that travel together, into one staging extent or neighbouring slots."""
 
     parts: list[Part]
     nbytes: int
@@ -69,12 +86,24 @@ class Fetch:
     pieces_left: list[Piece] = field(default_factory=list)
     in_flight_count: int = 0
 
-    def staged_images(self, block_bytes: int) -> Iterator[tuple[Part, Image]]:
-        """Yield each part with its compact image in staging."""
-        assert self.extent is not None
-        offset = self.extent.offset
+    @property
+    def is_kept(self) -> bool:
+        """Whether it lands in slots of replicas, not in staging memory."""
+        return self.parts[0].slot is not None
+
+    @property
+    def target(self) -> tuple[ServerIndex | None, int]:
+        """Where it lands: a server of this node or None for staging, and the offset there."""
+        if self.parts[0].slot is not None:
+            return self.parts[0].slot
+        assert self.extent is not None, "no staging memory was borrowed for a fetch"
+        return None, self.extent.offset
+
+    def images(self, block_bytes: int) -> Iterator[tuple[Part, Image]]:
+        """Yield each part with its compact image where it landed."""
+        into, offset = self.target
         for part in self.parts:
-            yield part, Image(None, offset, part.block_count, 0, part.block_count)
+            yield part, Image(into, offset, part.block_count, 0, part.block_count)
             offset += part.block_count * block_bytes
 
 
@@ -111,10 +140,7 @@ def group(parts: Sequence[Part], tensor_bytes: Sequence[int], get_bytes: int) ->
         nbytes = part.block_count * block_bytes
         if (
             previous is not None
-            and previous.server == part.server
-            and previous.is_whole
-            and part.is_whole
-            and previous.grant.offset + previous.block_count * block_bytes == part.grant.offset
+            and _are_neighbours(previous, part, block_bytes)
             and fetches[-1].nbytes + nbytes <= get_bytes
         ):
             fetches[-1].parts.append(part)
@@ -125,6 +151,18 @@ def group(parts: Sequence[Part], tensor_bytes: Sequence[int], get_bytes: int) ->
     for fetch in fetches:
         fetch.pieces_left = _pieces(fetch.parts, tensor_bytes, get_bytes)
     return fetches
+
+
+def _are_neighbours(one: Part, other: Part, block_bytes: int) -> bool:
+    """Tell whether two parts can be read as one, and land as one."""
+    if one.server != other.server or not (one.is_whole and other.is_whole):
+        return False
+    nbytes = one.block_count * block_bytes
+    if one.grant.offset + nbytes != other.grant.offset:
+        return False
+    if one.slot is None or other.slot is None:
+        return one.slot is other.slot
+    return one.slot[0] == other.slot[0] and one.slot[1] + nbytes == other.slot[1]
 
 
 def interleave(fetches: Sequence[Fetch]) -> list[Fetch]:
@@ -142,7 +180,7 @@ def interleave(fetches: Sequence[Fetch]) -> list[Fetch]:
 
 
 def _pieces(parts: Sequence[Part], tensor_bytes: Sequence[int], get_bytes: int) -> list[Piece]:
-    ranges: list[list[int]] = []  # [offset, staging start, nbytes], neighbours merged
+    ranges: list[list[int]] = []  # [offset, start, nbytes], neighbours merged
     staged = 0
     for part in parts:
         tensor_offset = part.grant.offset

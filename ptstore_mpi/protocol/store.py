@@ -213,7 +213,7 @@ def _write(
                 image = Image(None, extent.offset, blocks, 0, blocks)
                 checksums.append((yield from _pack(context, increment, view_block, image)))
                 token = yield StartWrite(server, op, extent.offset, blocks * block_bytes)
-                context.ledger.start(token, Transfer(op, server, extent))
+                context.ledger.start(token, Transfer(op, (server,), extent))
             finally:
                 context.ledger.give_back(extent)
             tokens.add(token)

@@ -21,6 +21,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.replicas import ReplicaCache
 from ptstore_mpi.cache.segment import Record, Segment
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
 from ptstore_mpi.protocol.messages import (
@@ -53,6 +54,8 @@ class WritePath:
         Owned cache of this server.
     removal
         Takes what leaves it.
+    replicas
+        What shares its arena, and goes first while it has more than its lower limit.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
     is_intact
@@ -69,6 +72,7 @@ class WritePath:
         cache: OwnedCache,
         removal: Removal,
         *,
+        replicas: ReplicaCache,
         unconfirmed_count: int,
         is_intact: Callable[[Segment, bytes], bool],
         server_count: int | None = None,
@@ -76,6 +80,7 @@ class WritePath:
     ) -> None:
         self._cache = cache
         self._removal = removal
+        self._replicas = replicas
         removal.end_write = self._end_write_of
         self._is_intact = is_intact
         self._server_count = math.inf if server_count is None else server_count
@@ -272,15 +277,27 @@ class WritePath:
     def _find_room(
         self, request: ReserveRequest, record: Record, now: float
     ) -> Generator[Action | ToPeer, None, list[Segment] | None]:
-        """Reserve a region, evicting as much as that takes, nothing in vain; None: no room."""
+        """Reserve a region, making as much room as that takes, nothing in vain; None: no room."""
         cache, counts = self._cache, request.segment_block_counts
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         segments = cache.reserve(record, hashes, counts)
-        if segments is None and cache.room.is_populated and cache.could_fit(record, counts):
-            while segments is None and (victim := cache.victim()) is not None:
-                yield from self._removal.evict(victim, now)
+        if segments is None and cache.room.is_populated:
+            kept_bytes = self._replicas.kept_bytes
+            could_fit = cache.could_fit(record, counts, others_bytes=kept_bytes)
+            while segments is None and could_fit and (yield from self._give_way(now)):
                 segments = cache.reserve(record, hashes, counts)
         return segments
+
+    def _give_way(self, now: float) -> Generator[Action | ToPeer, None, bool]:
+        """Let something go: a replica while there are more than their lower limit, else a leaf."""
+        replica = self._replicas.victim_for_owned()
+        if replica is not None:
+            self._replicas.drop(replica, now, evicted=True)
+            return True
+        victim = self._cache.victim()
+        if victim is not None:
+            yield from self._removal.evict(victim, now)
+        return victim is not None
 
     def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]

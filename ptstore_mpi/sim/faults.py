@@ -105,6 +105,12 @@ SITUATIONS = (
     "full_arena",
     "held_match",
     "peer_resend",
+    "replica",
+    "replica_hit",
+    "fill_awaited",
+    "fill_failed",
+    "redirect",
+    "stale_redirect",
 )
 """What the faults are there to bring about; counted when it happens."""
 

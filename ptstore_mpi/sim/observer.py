@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ptstore_mpi.cache.replicas import Replica
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.effects import Effect
 from ptstore_mpi.protocol.messages import Reply, Request
@@ -49,6 +50,15 @@ class Observer:
 
     def freed(self, server: ServerIndex, segment: Segment) -> None:
         """The bytes of a segment may be used again."""
+
+    def replica_kept(self, server: ServerIndex, replica: Replica) -> None:
+        """A replica is found from now on."""
+
+    def replica_dropped(self, server: ServerIndex, replica: Replica) -> None:
+        """A replica is not found any more."""
+
+    def replica_freed(self, server: ServerIndex, replica: Replica) -> None:
+        """The bytes of a replica, or of a slot that was to be one, may be used again."""
 
     def matched(self, player: Player, prompt: Prompt, match: Match, *, since: int) -> None:
         """A match that was begun at event ``since`` has ended."""

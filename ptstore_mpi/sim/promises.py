@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ptstore_mpi.cache.replicas import Replica
 from ptstore_mpi.cache.segment import Segment, SegmentState
 from ptstore_mpi.protocol.messages import (
     AcquireReply,
+    AwaitReply,
     ByeRequest,
     ReleaseRequest,
+    ReplicaPlace,
     Reply,
     Request,
     ReserveReply,
@@ -27,11 +30,11 @@ _REMEMBERED_LEASES = 64
 
 @dataclass(slots=True)
 class Lease:
-    """A segment that a client was granted until ``expiry_s``; ``held`` until it was released."""
+    """A copy that a client was granted until ``expiry_s``; ``held`` until it was released."""
 
     client: int
     op: int
-    segment: Segment = field(repr=False)
+    copy: Segment | Replica = field(repr=False)
     expiry_s: float
     held: bool = True
 
@@ -69,13 +72,18 @@ class Promises:
     def reply(self, client: int, reply: Reply) -> None:
         """Take note of what a server promises."""
         server = ServerIndex(reply.server)
-        if isinstance(reply, AcquireReply):
+        if isinstance(reply, AcquireReply | AwaitReply):
             ended = [x for x in self.leases[server] if not x.held][:-_REMEMBERED_LEASES]
             kept = self.leases[server] = [x for x in self.leases[server] if x not in ended]
             expiry_s = self._cluster.now + reply.granted_s
-            for grant in reply.grants:
-                segment = self._segment_at(server, grant.offset)
-                kept.append(Lease(client, reply.op, segment, expiry_s))
+            copies: list[Segment | Replica] = [
+                self._replica_at(server, p) for p in reply.places if p.status == "here"
+            ]
+            if isinstance(reply, AcquireReply):
+                elsewhere = dict(reply.redirects)
+                offsets = [g.offset for i, g in enumerate(reply.grants) if i not in elsewhere]
+                copies += [self._segment_at(server, offset) for offset in offsets]
+            kept += [Lease(client, reply.op, copy, expiry_s) for copy in copies]
         elif isinstance(reply, ReserveReply) and reply.status == "reserved":
             segments = [self._segment_at(server, offset) for offset in reply.offsets]
             self.regions[server][client, reply.op] = segments
@@ -83,15 +91,29 @@ class Promises:
     def check(self, server: ServerIndex) -> None:
         """Raise AssertionError where a server freed what it had promised to keep."""
         slots = self._cluster.servers[server].cache.slots
+        replicas = self._cluster.servers[server].replicas.replicas
         for lease in self.leases[server]:
             if lease.held and lease.expiry_s > self._cluster.now:
-                assert slots.get(lease.segment.id) is lease.segment, f"freed under {lease}"
+                copy = lease.copy
+                if isinstance(copy, Segment):
+                    kept = slots.get(copy.id) is copy
+                else:
+                    kept = copy in set(replicas)
+                assert kept, f"freed under {lease}"
         for (client, op), segments in self.regions[server].items():
             for segment in segments:
                 if segment.state is SegmentState.RESERVED:
                     assert slots.get(segment.id) is segment, (
                         f"freed {segment.id:#x}, which client {client} may still write, op {op}"
                     )
+
+    def _replica_at(self, server: ServerIndex, place: ReplicaPlace) -> Replica:
+        replicas = self._cluster.servers[server].replicas.replicas
+        found = next(
+            (replica for replica in replicas if replica.offset == place.grant.offset), None
+        )
+        assert found is not None, f"server {server} promised a replica that is not there: {place}"
+        return found
 
     def _segment_at(self, server: ServerIndex, offset: int) -> Segment:
         slots = self._cluster.servers[server].cache.slots

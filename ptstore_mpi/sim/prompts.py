@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ptstore_mpi import _native
-from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.layout import KVLayout, TensorSpec, namespace_digest
 from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.testing.oracle import Oracle
-from ptstore_mpi.types import HASH_BYTES
+from ptstore_mpi.types import HASH_BYTES, BlockHashes
 
 __all__ = ["BLOCK_TOKENS", "LAYOUTS", "MODEL", "Book", "Prompt", "book_of"]
 
@@ -95,9 +94,8 @@ class Book:
         found = self._by_hash.get(block_hash)
         return None if found is None else found[0].hashes[: found[1] + 1]
 
-    def image_of(self, segment: Segment) -> npt.NDArray[np.uint8]:
-        """Return the bytes that a segment must contain: uint8, shape (n,)."""
-        hashes = segment.hashes
+    def image_of(self, hashes: BlockHashes) -> npt.NDArray[np.uint8]:
+        """Return the bytes that a copy of these blocks must contain: uint8, shape (n,)."""
         key = (hashes[-1].tobytes(), len(hashes))
         image = self._images.get(key)
         if image is None:

@@ -38,6 +38,7 @@ _PLACES = (
     ((0, 1), (0, 1, 0)),
     ((0, 1, 1), (0, 1, 0)),
     ((0, 1), (1, 1, 0)),
+    ((0, 1, 2), (0, 1, 1, 2)),
 )
 
 
@@ -162,6 +163,10 @@ def _set_up(
         "slots": rng.randint(*workload.slots),
         "placement": rng.choice(["local", "random", "least_loaded"]),
         "eviction": rng.choice(["none", "lru", "lfu", "gdsf", "s3fifo", "adaptive"]),
+        "replica_admission": rng.choice(["never", "second_hit", "always", "always"]),
+        "replica_min_share": rng.choice([0.0, 0.0, 0.3]),
+        "replica_max_share": rng.choice([0.3, 0.5, 1.0]),
+        "redirect_bytes": rng.choice([0, 1, 1, 8192]),
         "verify": rng.choice(["off", "remote", "remote", "always", "always"]),
         "verify_publish": rng.random() < 0.3,
         "unconfirmed_count": rng.randint(1, 4),

@@ -26,6 +26,7 @@ import numpy as np
 
 from ptstore_mpi.arena import Memory
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.replicas import Replica, ReplicaCache, ReplicaState
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.layout import KVLayout
@@ -77,7 +78,7 @@ class Simulation(Cluster):
     trace, on_note
         What happened lately, as (time, actor, what, detail), and who is told at once.
     bent
-        Segments in whose bytes a bit was changed.
+        Segments and replicas in whose bytes a bit was changed.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Simulation(Cluster):
         self.trace: deque[tuple[float, str, str, Any]] = deque(maxlen=_LONGEST_TRACE)
         self.processes = Processes(self)
         self.event_count = 0
-        self.bent: set[Segment] = set()
+        self.bent: set[Segment | Replica] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._entered = 0
         self._paused_until: dict[ServerIndex, float] = {}
@@ -110,6 +111,7 @@ class Simulation(Cluster):
         self._eager_ticks = self.dice.rng.random() < 0.5
         for server in self.memories:
             self._watch(server, self.servers[server].cache)
+            self._watch_replicas(server, self.servers[server].replicas.replicas)
             self.at(self.now + self.dice.rng.random() * _TICK_S, partial(self._tick, server))
 
     def watch(self, observer: Observer) -> None:
@@ -299,6 +301,30 @@ class Simulation(Cluster):
         ):
             setattr(cache, name, watched)
 
+    def _watch_replicas(self, server: ServerIndex, replicas: ReplicaCache) -> None:
+        def told(name: str, event: str) -> None:
+            act = getattr(replicas, name)
+
+            def act_and_tell(replica: Replica, *arguments: Any, **how: Any) -> None:
+                act(replica, *arguments, **how)
+                for hear in self.hearers[event]:
+                    hear(server, replica)
+
+            setattr(replicas, name, act_and_tell)
+
+        told("publish", "replica_kept")
+        told("drop", "replica_dropped")
+        told("_free", "replica_freed")
+
+    def writers_into(self, memory: Memory) -> list[int]:
+        """Return the clients whose transfers under way write into some memory."""
+        return [
+            client
+            for client, transfers in self._moving.items()
+            for transfer in transfers
+            if transfer.target is not None and np.may_share_memory(transfer.target, memory)
+        ]
+
     @property
     def peer_messages_under_way(self) -> int:
         """Messages between servers that are not known to have arrived."""
@@ -311,24 +337,26 @@ class Simulation(Cluster):
     # -- bytes -------------------------------------------------------------------------------
 
     def bend_arena(self) -> None:
-        """Change a bit of a published segment, where every reader verifies what it reads."""
+        """Change a bit of a visible copy, where every reader verifies what it reads."""
         if self.config.verify != "always" or self.counts_only:
             return
         if not self.dice.strikes("bend_arena", self.dice.plan.bend_arena):
             return
         server = ServerIndex(self.dice.rng.randrange(len(self.servers)))
-        segments = self.servers[server].cache.published()
-        if segments:
-            segment = self.dice.rng.choice(segments)
-            used_bytes = segment.block_count * sum(segment.record.tensor_bytes)
-            self._bend_memory(self.memories[server][segment.offset : segment.offset + used_bytes])
-            self.bent.add(segment)
+        handler = self.servers[server]
+        copies: list[Segment | Replica] = list(handler.cache.published())
+        copies += [r for r in handler.replicas.replicas if r.state is ReplicaState.COMPLETE]
+        if copies:
+            copy = self.dice.rng.choice(copies)
+            used_bytes = copy.block_count * sum(copy.tensor_bytes)
+            self._bend_memory(self.memories[server][copy.offset : copy.offset + used_bytes])
+            self.bent.add(copy)
 
     def move(self, transport: SimTransport, transfer: Transfer) -> None:
         """Let the parts of a transfer move one after the other."""
         for other in self._moving.get(transport.client, ()):
             if np.may_share_memory(other.staging, transfer.staging):
-                raise InvariantError("1: a transfer uses staging memory that is still in use (P13)")
+                raise InvariantError("1: a transfer uses memory that is still in use (P13)")
         self._moving.setdefault(transport.client, []).append(transfer)
         rng, plan = self.dice.rng, self.dice.plan
         parts = rng.randint(1, 3)

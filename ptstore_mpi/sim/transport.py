@@ -43,7 +43,7 @@ class Transfer:
     server
         Whose arena is at its other end.
     staging
-        The bytes of staging memory that it reads or writes.
+        The bytes at this client's end: of staging memory, or of a replica's slot.
     source, target
         Where its bytes come from, and where they go. A send has no target until it has met a
         receive at its receiver.
@@ -150,12 +150,9 @@ class SimTransport(ClientTransport):
         self._cluster.wait(lambda: bool(self.replies), self.cluster_time(until))
         return self.replies.popleft() if self.replies else None
 
-    def start_get(
-        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
-    ) -> int:
+    def start_get(self, server: ServerIndex, offset: int, target: Memory) -> int:
         """Start reading: the bytes are taken when the transfer lands."""
-        target = self._staging(staging_offset, nbytes)
-        source = self._cluster.memories[server][offset : offset + nbytes]
+        source = self._cluster.memories[server][offset : offset + len(target)]
         return self._start(Transfer(0, server, target, source, target))
 
     def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:

@@ -304,6 +304,26 @@ def _rebirth(player: Player) -> Script:
             yield from player.keep(prompt, hesitate_s=hesitate_s)
 
 
+def _hot(player: Player) -> Script:
+    """Few texts of one node, read by all clients of another at the same time, again and again."""
+    rng, book = player.rng, player.book
+    texts = [(1, 2, 3, 4, 5), (1, 2, 3, 8), (6, 7, 6)]
+    for round_ in range(7):
+        yield Sleep(max(START_S + 0.3 * (1 + round_) - player.sim.now, 0.0))
+        prompt = book.prompt(texts[int(len(texts) * rng.random() ** 2)])
+        if round_ < 2 or rng.random() < 0.3:
+            yield from player.ask(prompt)
+        elif rng.random() < 0.1:
+            yield from player.drop(prompt)
+        elif rng.random() < 0.05:
+            yield from player.clear()
+        else:
+            match = yield from player.match(prompt)
+            if match is not None:
+                yield from player.load(prompt, match)
+            yield from player.load_held()
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -319,6 +339,12 @@ WORKLOADS = {
             generation_bits=(0,),
             faults=("reorder", "stall", "pause", "slow_transfer"),
             settings={"placement": "local"},
+        ),
+        Workload(
+            "hot",
+            _hot,
+            slots=(5, 12),
+            settings={"replica_admission": "always", "replica_max_share": 0.6},
         ),
         Workload("churn", _churn, slots=(3, 8), generation_bits=(0,), salts=("a", "a", "b")),
     )

@@ -40,6 +40,7 @@ def small_config(*, slots: int = 8, **settings: Any) -> Config:
         "segment_tokens": 8,
         "placement": "random",
         "eviction": "none",
+        "replica_admission": "never",
         "staging_bytes": 1 << 16,
         "get_bytes": 1 << 12,
     }
@@ -58,7 +59,7 @@ class Load:
     def checked_blocks(self, oracle: Oracle) -> int:
         """Finish, check every byte of the result, and return its depth in blocks."""
         loaded = self.operation.finish()
-        blocks = self.skip_blocks + loaded.near_blocks + loaded.far_blocks
+        blocks = self.skip_blocks + loaded.block_count
         block_tokens = oracle.layout.block_tokens
         oracle.check(
             self.tokens,
@@ -122,6 +123,7 @@ class Actor:
             self.context,
             refs,
             bind_views(self.layout, out, blocks, writable=True),
+            namespace=self.digest,
             tensor_bytes=self._tensor_bytes,
             skip_blocks=skip_blocks,
             until=self.cluster.now + self.cluster.config.load_timeout_s,

@@ -110,12 +110,18 @@ class Bench:
             lambda: (
                 not any(
                     self.server_total(name)
-                    for name in ("leased_bytes", "reserved_bytes", "zombie_bytes")
+                    for name in (
+                        "leased_bytes",
+                        "replica_leased_bytes",
+                        "reserved_bytes",
+                        "zombie_bytes",
+                    )
                 )
             ),
         )
         for counters in self.store.server_stats():
-            used = counters["owned_bytes"] + counters["metadata_bytes"]
+            names = ("owned_bytes", "metadata_bytes", "replica_bytes")
+            used = sum(counters[name] for name in names)
             assert counters["free_bytes"] == counters["capacity_bytes"] - used, counters
         self.everyone()
 

@@ -191,6 +191,23 @@ def wrong_buffers(bench: Bench) -> None:
     space.expect(prompt, 48)
 
 
+def replicated(bench: Bench) -> None:
+    """What was fetched once is kept on this node: the next load has it without the wire."""
+    space = bench.space()
+    prompts = [bench.tokens(97) for _ in range(4)]
+    for prompt in prompts:
+        space.put(prompt)
+    for prompt in prompts:
+        first = space.expect(prompt, 96).by_source
+        again = space.expect(prompt, 96).by_source
+        assert again["owned"] == first["owned"], (first, again)
+        assert again["replica"] == 96 - first["owned"], (first, again)
+        shorter = space.expect(prompt[:42], 40, "whole").by_source
+        assert shorter["remote"] == 0, shorter
+    assert space.namespace.clear() is not None
+    space.expect(prompts[0], 0, "cold")
+
+
 CASES: list[tuple[Callable[[Bench], None], dict[str, Any]]] = [
     (
         full,
@@ -204,6 +221,7 @@ CASES: list[tuple[Callable[[Bench], None], dict[str, Any]]] = [
     (cleared, {"placement": "random"}),
     (dropped, {"placement": "random"}),
     (stale_match, {"placement": "local"}),
+    (replicated, {"placement": "random", "replica_admission": "always"}),
     (too_large, {"memory_bytes": 256 << 10}),
     (wrong_buffers, {}),
 ]

@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 
 from ptstore_mpi.cache.owned import OwnedCache, metadata_bytes_of
+from ptstore_mpi.cache.replicas import ReplicaState
 from ptstore_mpi.cache.segment import Segment, SegmentState
+from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.types import segment_owner
 
 __all__ = [
-    "check_cache_space",
     "check_links",
     "check_quiet",
     "check_reachable",
+    "check_server_space",
     "check_space",
     "segments_of",
 ]
@@ -31,12 +33,14 @@ def segments_of(cache: OwnedCache, *states: SegmentState) -> list[Segment]:
 def check_space(cluster: Cluster) -> None:
     """Check that extents are disjoint and that the totals are those of the segments (7)."""
     for handler in cluster.servers:
-        check_cache_space(handler.cache)
+        check_server_space(handler)
 
 
-def check_cache_space(cache: OwnedCache) -> None:
-    """Check the same in one cache."""
-    extents = sorted((s.offset, s.offset + s.nbytes) for s in segments_of(cache))
+def check_server_space(handler: ServerHandler) -> None:
+    """Check the same of one server."""
+    cache, replicas = handler.cache, handler.replicas.replicas
+    copies = [*segments_of(cache), *replicas]
+    extents = sorted((copy.offset, copy.offset + copy.nbytes) for copy in copies)
     for (_, end), (start, _) in itertools.pairwise(extents):
         assert end <= start, f"extents overlap at {start}"
     assert all(end <= cache.room.capacity_bytes for _, end in extents), extents
@@ -53,7 +57,9 @@ def check_cache_space(cache: OwnedCache) -> None:
         for s in segments_of(cache)
     )
     assert metadata == cache.metadata_bytes, (metadata, cache.metadata_bytes)
-    used = sum(totals.values()) + metadata
+    kept = sum(replica.charged_bytes for replica in replicas)
+    assert kept == replicas.used_bytes <= replicas.most_bytes, (kept, replicas.counters())
+    used = sum(totals.values()) + metadata + kept
     assert cache.room.free_bytes == cache.room.capacity_bytes - used >= 0, cache.counters()
     blocks = {
         segment.block_hash(i)
@@ -108,5 +114,8 @@ def check_quiet(cluster: Cluster) -> None:
         counters = handler.counters()
         for name in ("leased_bytes", "reserved_bytes", "zombie_bytes", "live_reservation_count"):
             assert counters[name] == 0, (name, counters)
-        used = counters["owned_bytes"] + counters["metadata_bytes"]
+        replicas = handler.replicas.replicas
+        assert counters["replica_leased_bytes"] == counters["reading_bytes"] == 0, counters
+        assert all(r.state is ReplicaState.COMPLETE for r in replicas), list(replicas)
+        used = counters["owned_bytes"] + counters["metadata_bytes"] + counters["replica_bytes"]
         assert counters["free_bytes"] == counters["capacity_bytes"] - used, counters

@@ -90,10 +90,8 @@ class ClientTransport(ABC):
         """Return the next reply of any server, or None once ``until`` has passed."""
 
     @abstractmethod
-    def start_get(
-        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
-    ) -> int:
-        """Start reading from an arena into staging memory; return the transfer's token."""
+    def start_get(self, server: ServerIndex, offset: int, target: Memory) -> int:
+        """Start reading from an arena until ``target`` is full; return the transfer's token."""
 
     @abstractmethod
     def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:
@@ -145,8 +143,9 @@ class ClientTransport(ABC):
                 return self._copier(views).pack(
                     views, memory, view_block=view_block, checksums=checksums, **where
                 )
-            case effects.StartGet(server, offset, staging_offset, nbytes):
-                return self.start_get(server, offset, staging_offset=staging_offset, nbytes=nbytes)
+            case effects.StartGet(server, offset, into, into_offset, nbytes):
+                target = self._memories[into][into_offset : into_offset + nbytes]
+                return self.start_get(server, offset, target)
             case effects.StartWrite(server, op, staging_offset, nbytes):
                 return self.start_write(server, op, staging_offset=staging_offset, nbytes=nbytes)
 

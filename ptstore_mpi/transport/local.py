@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from ptstore_mpi.arena import Arena
+from ptstore_mpi.arena import Arena, Memory
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.messages import Reply, Request
@@ -70,12 +70,9 @@ class LocalTransport(ClientTransport):
             self._advance()
         return self._replies.popleft()
 
-    def start_get(
-        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
-    ) -> int:
-        """Copy from the arena into staging memory."""
-        arena = self._memories[server]
-        self._staging(staging_offset, nbytes)[:] = arena[offset : offset + nbytes]
+    def start_get(self, server: ServerIndex, offset: int, target: Memory) -> int:
+        """Copy from the arena."""
+        target[:] = self._memories[server][offset : offset + len(target)]
         return self._complete()
 
     def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:

@@ -125,11 +125,8 @@ class MpiClientTransport(ClientTransport):
             self.malformed_count += 1
             return None  # as if it had been lost: the request is repeated
 
-    def start_get(
-        self, server: ServerIndex, offset: int, *, staging_offset: int, nbytes: int
-    ) -> int:
+    def start_get(self, server: ServerIndex, offset: int, target: Memory) -> int:
         """Start to fetch from another node's arena."""
-        target = self._staging(staging_offset, nbytes)
         return self._track(self._fetcher.start(self._server_ranks[server], offset, target), target)
 
     def start_write(self, server: ServerIndex, op: int, *, staging_offset: int, nbytes: int) -> int:

@@ -140,7 +140,7 @@ class MpiServer:
         self._channel.flush()
         self._peers.flush()
         # A lease of another node means fetches, and these progress only while this loop turns.
-        return active or not self._handler.cache.lease_holders <= self._near
+        return active or not self._handler.lease_holders <= self._near
 
     @property
     def is_quiet(self) -> bool:

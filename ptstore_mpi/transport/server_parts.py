@@ -6,9 +6,11 @@ import numpy as np
 
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Memory
+from ptstore_mpi.cache.admission import make_admission
 from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.policies.factory import make_policy
+from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
@@ -63,32 +65,37 @@ def make_handler(
         As in `ServerHandler`.
     """
 
-    def is_intact(segment: Segment, checksums: bytes) -> bool:
+    def is_intact(copy: Segment | Replica, checksums: bytes) -> bool:
         if memory is None:
             return True
         found = _native.block_checksums(
             memory,
-            offset=segment.offset,
-            block_bytes=np.asarray(segment.record.tensor_bytes, dtype=np.int64),
-            segment_blocks=segment.block_count,
+            offset=copy.offset,
+            block_bytes=np.asarray(copy.tensor_bytes, dtype=np.int64),
+            segment_blocks=copy.block_count,
             segment_block=0,
-            block_count=segment.block_count,
+            block_count=copy.block_count,
         )
         return found.tobytes() == checksums
 
     eviction = None
     if config.eviction != "none":
         eviction = Eviction(make_policy(config.eviction, config.arena_bytes))
+    room = Room(config.arena_bytes, populated_bytes=populated_bytes)
+    replica_policy = "lru" if config.eviction == "none" else config.eviction
     return ServerHandler(
-        OwnedCache(
-            server,
-            Room(config.arena_bytes, populated_bytes=populated_bytes),
-            generation_bits=generation_bits,
-            eviction=eviction,
+        OwnedCache(server, room, generation_bits=generation_bits, eviction=eviction),
+        ReplicaCache(
+            room,
+            make_policy(replica_policy, config.arena_bytes),
+            least_bytes=int(config.replica_min_share * config.arena_bytes),
+            most_bytes=int(config.replica_max_share * config.arena_bytes),
         ),
+        admission=make_admission(config.replica_admission),
         is_intact=is_intact,
         server_count=server_count,
         lease_cap_s=config.lease_cap_s,
+        redirect_bytes=config.redirect_bytes,
         unconfirmed_count=config.unconfirmed_count,
         peer_resend_s=peer_resend_s,
         verify="always" if config.verify_publish else "off" if config.verify == "off" else "remote",

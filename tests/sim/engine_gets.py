@@ -29,7 +29,7 @@ def gets_into_the_engine() -> Iterator[None]:
             if fetch.extent is not None:
                 wanted[state.context.ledger.client, fetch.extent.offset] = [
                     Unpack(state.views, part.view_block, image)
-                    for part, image in fetch.staged_images(state.block_bytes)
+                    for part, image in fetch.images(state.block_bytes)
                 ]
 
     def end_transfer(self, transport: SimTransport, transfer):

@@ -101,7 +101,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "low passes writes and Gets in flight",
         "P3, CE 17",
         Ledger.low,
-        "live += [t.op for t in self._transfers.values() if t.server == server]",
+        "live += [t.op for t in self._transfers.values() if server in t.servers]",
         "pass",
     ),
     _one(
@@ -427,15 +427,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "own and other nodes are exchanged",
         "invariant 6",
-        load._result,
-        "return Loaded(near, far,",
-        "return Loaded(far, near,",
+        load._source,
+        'return "owned" if part.server == part.owner else "replica"',
+        'return "remote"',
     ),
     _one(
         "no byte of a load counts as used",
         "invariant 6",
         load._result,
-        "state.used_rma_bytes = far * state.block_bytes",
+        'state.used_rma_bytes = blocks["remote"] * state.block_bytes',
         "state.used_rma_bytes = 0",
     ),
     _one(
@@ -532,7 +532,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "all segments of a fetch are read from its first",
         "invariant 1",
-        Fetch.staged_images,
+        Fetch.images,
         "offset += ",
         "offset += 0 * ",
     ),

@@ -10,7 +10,10 @@ import itertools
 import numpy as np
 
 from ptstore_mpi import _native
+from ptstore_mpi.cache.admission import make_admission
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.policies.factory import make_policy
+from ptstore_mpi.cache.replicas import ReplicaCache
 from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import SegmentState
 from ptstore_mpi.protocol import messages as m
@@ -41,9 +44,21 @@ class Hand:
         capacity = -(-slots * SLOT_BYTES // 4096) * 4096
         self.bad = set()
         options.setdefault("peer_resend_s", 1e9)
-        self.cache = OwnedCache(server, Room(capacity), generation_bits=options.pop("bits", 0))
+        room = Room(capacity)
+        self.cache = OwnedCache(server, room, generation_bits=options.pop("bits", 0))
+        self.replicas = ReplicaCache(
+            room,
+            make_policy("lru", capacity),
+            least_bytes=options.pop("least_bytes", 0),
+            most_bytes=options.pop("most_bytes", capacity),
+        )
+        admission = make_admission(options.pop("admission", "always"))
         self.handler = ServerHandler(
-            self.cache, is_intact=lambda segment, _: segment.offset not in self.bad, **options
+            self.cache,
+            self.replicas,
+            admission=admission,
+            is_intact=lambda segment, _: segment.offset not in self.bad,
+            **options,
         )
         self.now = now
         self._ops = itertools.count(1)

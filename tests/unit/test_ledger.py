@@ -18,7 +18,7 @@ def ledger():
 
 
 def started(ledger, token, op, server, extent):
-    ledger.start(token, Transfer(op, server, extent))
+    ledger.start(token, Transfer(op, (server,), extent))
 
 
 def test_numbers_grow_and_are_never_used_again(ledger):

@@ -25,7 +25,23 @@ SAMPLES = {
 }
 
 
+SAMPLES |= {
+    m.ReplicaWish | None: m.ReplicaWish((REF,), b"n" * 16, (64, 24), may_fill=True),
+    tuple[m.ReplicaPlace, ...]: (
+        m.ReplicaPlace("wait"),
+        m.ReplicaPlace("here", m.Grant(1, 2, b"3")),
+    ),
+    tuple[tuple[int, int], ...]: ((0, 3), (7, 1)),
+}
+KEY = (5, 5, 5, 5)
+WHOLE = {  # what does not go with just any values
+    m.FilledRequest: m.FilledRequest(*KEY, (REF, REF), bytes(96), bytes(24)),
+}
+
+
 def sample(kind):
+    if kind in WHOLE:
+        return WHOLE[kind]
     hints = typing.get_type_hints(kind)
     return kind(*(SAMPLES[hints[name]] for name in kind.__struct_fields__))
 

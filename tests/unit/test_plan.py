@@ -113,10 +113,10 @@ def test_pieces_bring_exactly_the_wanted_bytes(get_bytes):
     for fetch in group(parts, sizes, get_bytes):
         staging = np.zeros(fetch.nbytes, np.uint8)
         for piece in fetch.pieces_left:
-            end = piece.staging_start + piece.nbytes
-            staging[piece.staging_start : end] = arena[piece.offset :][: piece.nbytes]
+            end = piece.start + piece.nbytes
+            staging[piece.start : end] = arena[piece.offset :][: piece.nbytes]
         fetch.extent = Extent(0, fetch.nbytes)
-        for part, image in fetch.staged_images(sum(sizes)):
+        for part, image in fetch.images(sum(sizes)):
             wanted = []
             start = part.grant.offset
             for size in sizes:

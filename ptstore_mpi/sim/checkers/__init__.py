@@ -12,6 +12,7 @@ from __future__ import annotations
 from ptstore_mpi.sim.checkers.accounts import Conservation, InTime, Limits
 from ptstore_mpi.sim.checkers.base import Checker
 from ptstore_mpi.sim.checkers.contents import OnlyComplete, RightBytes
+from ptstore_mpi.sim.checkers.copies import Copies, RightReplicas
 from ptstore_mpi.sim.checkers.held import Held
 from ptstore_mpi.sim.checkers.known import Found, NoHole
 from ptstore_mpi.sim.checkers.use import Useful
@@ -22,11 +23,13 @@ CHECKERS: tuple[type[Checker], ...] = (
     Useful,
     RightBytes,
     OnlyComplete,
+    RightReplicas,
     Found,
     Held,
     NoHole,
     Conservation,
     Limits,
+    Copies,
     InTime,
 )
 """Every checker, by rising number."""

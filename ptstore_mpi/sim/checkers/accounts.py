@@ -14,8 +14,8 @@ from ptstore_mpi.sim.prompts import BLOCK_TOKENS, Prompt
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.workloads import Player
 from ptstore_mpi.testing.checks import (
-    check_cache_space,
     check_quiet,
+    check_server_space,
 )
 from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult, segment_owner
 
@@ -108,7 +108,7 @@ class Limits(Checker):
         self.require(cache.room.free_bytes >= 0, f"server {server} is over its budget")
         self._changes[server] += 1
         if self._changes[server] % EVERY == 0:
-            self.expect(check_cache_space, cache)
+            self.expect(check_server_space, self.sim.servers[server])
 
     def ended(self) -> None:
         """Check that nothing is held but by clients that vanished, and these hold only regions."""
@@ -120,7 +120,7 @@ class Limits(Checker):
             p.client for p in self.sim.processes.by_client.values() if p.state == "vanished"
         }
         for handler in self.sim.servers:
-            self.expect(check_cache_space, handler.cache)
+            self.expect(check_server_space, handler)
         if not vanished:
             self.expect(check_quiet, self.sim)
             for server, handler in enumerate(self.sim.servers):
@@ -132,7 +132,8 @@ class Limits(Checker):
             self.require(free, f"staging memory of client {client} did not come back")
         for server, handler in enumerate(self.sim.servers):
             counters = handler.counters()
-            held = {name: counters[name] for name in ("leased_bytes", "zombie_bytes")}
+            names = ("leased_bytes", "zombie_bytes", "replica_leased_bytes", "reading_bytes")
+            held = {name: counters[name] for name in names}
             self.require(not any(held.values()), f"server {server} still holds {held}")
             regions = [
                 r for client in vanished for r in handler.writes.reservations.regions_of(client)

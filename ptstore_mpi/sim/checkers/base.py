@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ptstore_mpi.cache.replicas import Replica
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.sim.observer import InvariantError, Observer
 from ptstore_mpi.sim.prompts import book_of
@@ -42,8 +43,8 @@ class Checker(Observer):
         except AssertionError as error:
             raise InvariantError(f"{self.number}: {error}") from None
 
-    def is_right(self, server: ServerIndex, segment: Segment) -> bool:
-        """Tell whether the bytes of a segment are those of its tokens."""
-        image = self.books[segment.record.namespace].image_of(segment)
-        found = self.sim.memories[server][segment.offset : segment.offset + len(image)]
+    def is_right(self, server: ServerIndex, copy: Segment | Replica) -> bool:
+        """Tell whether the bytes of a segment or a replica are those of its tokens."""
+        image = self.books[copy.namespace].image_of(copy.hashes)
+        found = self.sim.memories[server][copy.offset : copy.offset + len(image)]
         return bool(np.array_equal(found, image))

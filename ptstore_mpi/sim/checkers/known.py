@@ -126,7 +126,8 @@ class Found(Checker):
                 f"server {server} removed {self._removed[server]} segments and counted {counted}",
             )
         if removal.lost_count:
-            bent_count = sum(segment_owner(segment.id) == server for segment in self.sim.bent)
+            bent = [copy for copy in self.sim.bent if isinstance(copy, Segment)]
+            bent_count = sum(segment_owner(segment.id) == server for segment in bent)
             self.require(
                 removal.lost_count <= bent_count, f"server {server} lost a segment that was intact"
             )
