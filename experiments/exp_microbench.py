@@ -80,6 +80,7 @@ def _local(options: argparse.Namespace) -> int:
     from experiments.microbench import local
 
     config = ptstore_mpi.Config.load(
+        replica_admission="never",
         memory_bytes=local.MEMORY_BYTES,
         copy_threads=options.threads,
         store_timeout_s=120.0,
@@ -101,7 +102,7 @@ def _alone(options: argparse.Namespace) -> int:
     import ptstore_mpi
     from experiments.microbench import alone, serving
 
-    config = ptstore_mpi.Config.load(memory_bytes="64MiB")
+    config = ptstore_mpi.Config.load(memory_bytes="64MiB", replica_admission="never")
     start_up = list(alone.measure_start_up(repeats=min(options.repeats, 3)))
 
     def work(store: Any) -> None:
@@ -121,6 +122,7 @@ def _remote(options: argparse.Namespace) -> int:
     from experiments.microbench import remote
 
     config = ptstore_mpi.Config.load(
+        replica_admission="never",
         memory_bytes=remote.MEMORY_BYTES,
         segment_tokens=remote.SEGMENT_TOKENS,
         placement="local",
@@ -151,7 +153,10 @@ def _messages(options: argparse.Namespace) -> int:
     from experiments.microbench import messages
 
     config = ptstore_mpi.Config.load(
-        memory_bytes=messages.MEMORY_BYTES, placement="random", store_timeout_s=60.0
+        replica_admission="never",
+        memory_bytes=messages.MEMORY_BYTES,
+        placement="random",
+        store_timeout_s=60.0,
     )
     comm = MPI.COMM_WORLD
     last = comm.Get_size() - 1

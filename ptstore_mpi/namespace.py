@@ -169,6 +169,7 @@ class Namespace:
         skip_blocks = min(skip_blocks, match.tokens // block_tokens)
         by_source = dict.fromkeys(SOURCES, 0)
         by_source["engine"] = skip_blocks * block_tokens
+        by_server: dict[int, int] = {}
         reason = "nothing"
         if match.tokens > skip_blocks * block_tokens:
             views = bind_views(
@@ -188,8 +189,11 @@ class Namespace:
                 until=started + self._config.load_timeout_s,
             )
             by_source |= {name: n * block_tokens for name, n in loaded.blocks.items()}
+            by_server = {server: n * block_tokens for server, n in loaded.by_server.items()}
             reason = loaded.reason
-        result = LoadResult(sum(by_source.values()), by_source, reason, (yield Now()) - started)
+        result = LoadResult(
+            sum(by_source.values()), by_source, by_server, reason, (yield Now()) - started
+        )
         self._stats.add_load(match, result)
         return result
 

@@ -141,6 +141,8 @@ class LoadResult:
         Verified prefix in ``out``, in tokens. Bytes of ``out`` beyond it are unspecified.
     by_source
         Tokens by source; the keys are ``types.SOURCES``.
+    by_server
+        The same without ``engine``, by the server whose memory they were read from.
     reason
         ``loaded`` (all of the match), or why it is shorter: ``nothing`` (an empty match),
         ``gone``, ``late`` (a deadline or a lease ran out), ``corrupt`` (a checksum failed).
@@ -150,6 +152,7 @@ class LoadResult:
 
     tokens: int
     by_source: dict[str, int] = field(default_factory=dict)
+    by_server: dict[int, int] = field(default_factory=dict)
     reason: str = "nothing"
     seconds: float = 0.0
 

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.traces import Trace, TraceRequest
-from ptstore_mpi import SOURCES, CapacityError, KVLayout, Match, Namespace, Store, TensorSpec
-from ptstore_mpi.types import segment_owner
+from ptstore_mpi import SOURCES, CapacityError, KVLayout, Namespace, Store, TensorSpec
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -47,7 +46,7 @@ class Replayer:
         Whether bytes are moved, and time passes: then every block stored begins with its hash,
         and every block loaded must.
     loaded_bytes
-        Bytes loaded by the server that owns them.
+        Bytes loaded by the server whose memory they were read from.
     """
 
     store: Store
@@ -67,7 +66,9 @@ class Replayer:
         if self.moves_bytes:
             self._heads(match.tokens // block_tokens)[:] = 0
         loaded = space.load(match, [self.kv])
-        self._count_loads(match, loaded.tokens)
+        bytes_per_token = space.layout.bytes_per_token
+        for server, tokens in loaded.by_server.items():
+            self.loaded_bytes[server] += tokens * bytes_per_token
         if self.moves_bytes:
             self._check(prompt, loaded.tokens // block_tokens)
             self._fill(kept)
@@ -110,15 +111,6 @@ class Replayer:
         except CapacityError:
             return 0, TOO_LARGE, 0.0
         return result.tokens, result.reason, result.seconds
-
-    def _count_loads(self, match: Match, loaded_tokens: int) -> None:
-        # The one place that says whose bytes a load read; a holder of a replica will be one too.
-        layout = self.namespace.layout
-        left = loaded_tokens // layout.block_tokens
-        for ref in match.segments:
-            blocks = min(ref.block_count, left)
-            left -= blocks
-            self.loaded_bytes[segment_owner(ref.segment)] += blocks * layout.block_bytes
 
     def _heads(self, blocks: int) -> Bytes:
         block_bytes = self.namespace.layout.block_bytes

@@ -16,7 +16,7 @@ bytes until they end (P13).
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,9 +45,10 @@ LEASE_MARGIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Trusted blocks of a load by source; they follow the skipped ones."""
+    """Trusted blocks of a load by source, and by whose memory; they follow the skipped ones."""
 
     blocks: dict[str, int]
+    by_server: dict[int, int]
     reason: str
 
     @property
@@ -241,13 +242,15 @@ def _is_in_time(part: Part) -> Operation[bool]:
 def _result(state: _Load) -> Loaded:
     blocks = dict.fromkeys(("owned", "replica", "remote"), 0)
     trusted = list(itertools.takewhile(lambda part: part.trusted, state.parts))
+    by_server: Counter[int] = Counter()
     for part in trusted:
         blocks[_source(part, state.context)] += part.block_count
+        by_server[part.server] += part.block_count
     state.used_rma_bytes = blocks["remote"] * state.block_bytes
     complete = len(trusted) == len(state.parts)
     if not complete and state.reason == "loaded":  # the first that is missing was not leased
         state.reason = "late" if state.leasing.late else "gone"
-    return Loaded(blocks, "loaded" if complete else state.reason)
+    return Loaded(blocks, dict(by_server), "loaded" if complete else state.reason)
 
 
 def _source(part: Part, context: ClientContext) -> str:

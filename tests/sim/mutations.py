@@ -20,13 +20,16 @@ import ptstore_mpi.protocol.store as store
 from ptstore_mpi.cache import owned
 from ptstore_mpi.cache.leases import Leases
 from ptstore_mpi.cache.owned import OwnedCache
+from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.protocol.context import Ledger
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.peer_link import PeerLink
 from ptstore_mpi.protocol.plan import Fetch
 from ptstore_mpi.protocol.reads import ReadPath
 from ptstore_mpi.protocol.removal import Removal
+from ptstore_mpi.protocol.replicas import ReplicaPath
 from ptstore_mpi.protocol.writes import WritePath
+from ptstore_mpi.sim.workloads import WORKLOADS
 
 __all__ = ["MUTATIONS", "Mutation"]
 
@@ -43,11 +46,14 @@ class Mutation:
         Which rule, and which counterexample (CE) where there is one.
     changes
         Function, old text, new text; the old text stands in the function exactly once.
+    workloads
+        Where it shows; default: anywhere.
     """
 
     name: str
     rule: str
     changes: tuple[tuple[Callable[..., Any], str, str], ...]
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -71,6 +77,10 @@ class Mutation:
         header = "from __future__ import annotations\n"
         exec(compile(header + source, self.name, "exec"), function.__globals__, scope)
         return scope[function.__name__].__code__
+
+
+def _in_hot(name: str, rule: str, *changes: tuple[Callable[..., Any], str, str]) -> Mutation:
+    return Mutation(name, rule, changes, ("hot",))
 
 
 def _one(name: str, rule: str, function: Callable[..., Any], old: str, new: str) -> Mutation:
@@ -401,6 +411,120 @@ MUTATIONS: tuple[Mutation, ...] = (
         store.store,
         "base = min(found.block_count, verified_blocks)",
         "base = found.block_count",
+    ),
+    # -- P17 and P18: replicas ------------------------------------------------------------------
+    _one(
+        "a fill that stalls is never given up",
+        "P17, CE 5",
+        ReplicaPath.expire,
+        "yield from self._give_up(replica, now)",
+        "yield from ()",
+    ),
+    _in_hot(
+        "a load waits for others before it fetches its own",
+        "P17, CE 6",
+        (
+            load.load,
+            "        yield from _fetch(state, [part for part in wanted if part.is_granted])\n"
+            "        yield from _fetch(state, (yield from leasing.lease_waiting()))\n",
+            "        waited = yield from leasing.lease_waiting()\n"
+            "        yield from _fetch(state, [part for part in wanted if part.is_granted])\n",
+        ),
+    ),
+    _one(
+        "who waits is not leased in the step that publishes",
+        "P17, CE 7",
+        ReplicaPath.filled,
+        "self.replicas.lease(replica, waiter, now + lease_s)",
+        "pass",
+    ),
+    _one(
+        "a filler publishes what it did not trust",
+        "P17, CE 21",
+        load._land,
+        "[part for part in fetch.parts if part.trusted]",
+        "fetch.parts",
+    ),
+    Mutation(
+        "a given-up slot is reused by time",
+        "P3, P17",
+        (
+            (
+                ReplicaPath.expire,
+                "yield from self._give_up(replica, now)",
+                "yield from self._give_up(replica, now)\n        self.replicas.free_slot(replica)",
+            ),
+        ),
+    ),
+    _one(
+        "low passes Gets that fill a slot",
+        "P3, P17",
+        load._start_gets,
+        "touched = (server,) if into is None else (server, into)",
+        "touched = (server,)",
+    ),
+    Mutation(
+        "a holder answers while it fills",
+        "P18, CE 20",
+        (
+            (
+                ReplicaCache.find,
+                "self._complete.get(ref.segment)",
+                "self._complete.get(ref.segment) or self._filling.get(ref.segment)",
+            ),
+            (
+                ReplicaCache.find,
+                "replica is not None and replica.holds(ref)",
+                "replica is not None and replica.block_count >= ref.block_count",
+            ),
+            (ReplicaCache.use, "self._policy.hit(replica.serial, now)", "pass"),
+        ),
+    ),
+    _in_hot(
+        "a holder goes by id alone",
+        "P4, P18, CE 20",
+        (
+            Replica.holds,
+            "and bytes(self.hashes[ref.block_count - 1]) == ref.last_hash",
+            "",
+        ),
+    ),
+    _one(
+        "a replica is not leased",
+        "P10, P18, CE 20",
+        ReplicaPath._here,
+        "self.replicas.lease(replica, key, expiry_s)",
+        "pass",
+    ),
+    _in_hot(
+        "an owner redirects who has come back",
+        "P18, CE 19",
+        (
+            ReadPath.acquire,
+            "if request.may_redirect else None",
+            "",
+        ),
+    ),
+    _in_hot(
+        "replicas pass their limit",
+        "invariant 7",
+        (
+            ReplicaCache.reserve,
+            "if self.used_bytes + nbytes + metadata_bytes > self.most_bytes:",
+            "if False:",
+        ),
+        (
+            ReplicaPath._make_room,
+            "replicas.used_bytes + wanted > replicas.most_bytes or not room.fits(",
+            "not room.fits(",
+        ),
+    ),
+    _one(
+        "an operation that has ended goes on reading",
+        "invariant 7",
+        ReadPath._forget,
+        "self.reading_bytes -= self._reading.pop(key, 0)",
+        "self._reading.pop(key, 0)",
     ),
     # -- what a review found that no checker saw -----------------------------------------------
     _one(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptstore_mpi.cache.replicas import Replica
+from ptstore_mpi.cache.replicas import Replica, ReplicaState
 from ptstore_mpi.protocol.messages import AcquireReply, AwaitReply, Reply
 from ptstore_mpi.sim.checkers.base import EVERY, Checker
 from ptstore_mpi.sim.simulation import Simulation
@@ -57,6 +57,10 @@ class Copies(Checker):
 
     number = 7
 
+    def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
+        super().__init__(sim, salts)
+        self._kept: list[Replica] = []
+
     def replica_kept(self, server: ServerIndex, replica: Replica) -> None:
         """Check its name, and count what it brought about."""
         replicas = self.sim.servers[server].replicas.replicas
@@ -67,9 +71,14 @@ class Copies(Checker):
         right = chain[-replica.block_count :] == [row.tobytes() for row in replica.hashes]
         self.require(right, f"server {server} takes the replica of {replica.ref} for other blocks")
         self.sim.dice.fired["replica"] += 1
+        self._kept.append(replica)
 
     def stepped(self, server: ServerIndex) -> None:
-        """Check the limit."""
+        """Check the limit, and that who waited for a replica has a lease on it at once (P17)."""
+        kept, self._kept = self._kept, []
+        for replica in kept:
+            waited = {key for key, (ref, _) in replica.waiters.items() if replica.holds(ref)}
+            self.require(waited <= replica.leases.keys(), f"{waited} wait for {replica.ref} yet")
         replicas = self.sim.servers[server].replicas.replicas
         self.require(
             replicas.used_bytes <= replicas.most_bytes, f"replicas pass their limit on {server}"
@@ -86,7 +95,10 @@ class Copies(Checker):
                 self.sim.dice.fired["redirect"] += len(reply.redirects)
 
     def ended(self) -> None:
-        """Add up hints that named a server in vain."""
+        """Check that no fill goes on for ever; add up what was in vain."""
+        for server, handler in enumerate(self.sim.servers):
+            filling = [r for r in handler.replicas.replicas if r.state is ReplicaState.FILLING]
+            self.require(not filling, f"server {server} waits for fills of nobody: {filling}")
         failed = sum(h.replicas.replicas.failed_count for h in self.sim.servers)
         self.sim.dice.fired["fill_failed"] += failed
         stale = sum(handler.reads.stale_hint_count for handler in self.sim.servers)

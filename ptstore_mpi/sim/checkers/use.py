@@ -18,6 +18,7 @@ from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult
 
 __all__ = ["Useful"]
 
+_QUICK_S = 0.2  # messages and transfers take milliseconds
 _REFUSALS = ("stored", "known", "dedup", "full")
 
 
@@ -54,6 +55,11 @@ class Useful(Checker):
         """What there is room for is stored."""
         if self._calm:
             self.require(result.reason in (*_REFUSALS, *self._races), f"{prompt}: {result}")
+
+    def operated(self, player: Player, kind: str, took_s: float) -> None:
+        """No load waits for what does not come."""
+        if self._calm and kind == "load":
+            self.require(took_s <= _QUICK_S, f"a load took {took_s:.3f} s, and nothing went wrong")
 
     @property
     def _races(self) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ CONFIG = Config(
     segment_tokens=32,
     match_timeout_s=0.4,
     load_timeout_s=0.6,
+    replica_admission="never",  # or its prefix would be near after the second load
     copy_threads=1,
 )
 

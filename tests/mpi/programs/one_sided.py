@@ -44,4 +44,4 @@ def main(store: Store) -> None:
     print(f"loaded {rma_bytes} bytes by RMA beside a busy client", flush=True)
 
 
-ptstore_mpi.run(main, Config(memory_bytes=64 << 20))
+ptstore_mpi.run(main, Config(memory_bytes=64 << 20, replica_admission="never"))

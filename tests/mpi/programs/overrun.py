@@ -25,6 +25,7 @@ from ptstore_mpi.testing.bench import Bench, Space, Tokens
 
 LAYOUT = KVLayout.for_attention(layers=2, kv_heads=2, head_dim=64, dtype="float32")
 CONFIG = Config(
+    replica_admission="never",
     transport=sys.argv[1],
     memory_bytes=4 << 20,
     segment_tokens=128,  # 256 KiB

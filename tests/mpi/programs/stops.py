@@ -32,6 +32,7 @@ from ptstore_mpi.testing.bench import Bench, Space, Tokens
 
 LAYOUT = KVLayout.for_attention(layers=4, kv_heads=4, head_dim=64, dtype="float32")
 CONFIG = Config(
+    replica_admission="never",
     transport=sys.argv[1],
     memory_bytes=96 << 20,
     segment_tokens=128,  # 1 MiB
