@@ -61,6 +61,14 @@ class Eviction:
             if after is None or after.serial not in segment.links:
                 self._policy.hit(segment.serial, now)
 
+    def last_use(self, segment: Segment) -> int:
+        """Return the number of a segment's last use that ended there, among all uses."""
+        return self._policy.last_use(segment.serial)
+
+    def is_idle(self, segment: Segment) -> bool:
+        """Tell whether nothing holds a segment."""
+        return not self._policy.is_pinned(segment.serial)
+
     def hold(self, segment: Segment) -> None:
         """Keep a segment, until as many `let_go`: for a lease, or for what is to continue it."""
         if segment.serial in self._segments:

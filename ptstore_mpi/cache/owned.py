@@ -238,6 +238,20 @@ class OwnedCache(Leases[Segment]):
         held = others_bytes + self.reserved_bytes + self.zombie_bytes + self.leased_bytes
         return sum(sizes) + sum(metadata) <= self.room.capacity_bytes - held
 
+    @property
+    def evicts(self) -> bool:
+        """Whether anything may go to make room."""
+        return self._eviction is not None
+
+    def last_use(self, segment: Segment) -> int:
+        """Return when a published segment was used last, as a number among all uses."""
+        assert self._eviction is not None
+        return self._eviction.last_use(segment)
+
+    def may_go(self, segment: Segment) -> bool:
+        """Tell whether a published leaf is in nobody's use."""
+        return self._eviction is not None and self._eviction.is_idle(segment)
+
     def victim(self) -> Segment | None:
         """Return the segment that should go first, or None: nothing may go."""
         return None if self._eviction is None else self._eviction.victim()

@@ -184,6 +184,8 @@ class ServerHandler:
             "evicted_count": self.removal.evicted_count,
             "lost_count": self.removal.lost_count,
             "pruned_count": self.removal.pruned_count,
+            "trim_asked_count": self.writes.trimming.asked_count,
+            "trimmed_count": self.writes.trimming.trimmed_count,
             "peer_resend_count": sum(link.resend_count for link in self._links.values()),
             "live_reservation_count": self.writes.reservations.live_count,
             **statuses,

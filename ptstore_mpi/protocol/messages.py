@@ -54,6 +54,7 @@ __all__ = [
     "ReserveRequest",
     "StatsReply",
     "StatsRequest",
+    "Trim",
     "Unlink",
     "WriteReply",
     "WriteStatus",
@@ -405,7 +406,13 @@ class Prune(_Peer, frozen=True):
     child: int
 
 
-PeerMessage = Link | LinkResult | Unlink | Prune
+class Trim(_Peer, frozen=True):
+    """The parent's server is full: drop a leaf that hangs on this child, or pass it on (P16)."""
+
+    child: int
+
+
+PeerMessage = Link | LinkResult | Unlink | Prune | Trim
 
 
 class PeerFrame(msgspec.Struct, frozen=True, array_like=True):

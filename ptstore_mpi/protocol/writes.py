@@ -32,12 +32,14 @@ from ptstore_mpi.protocol.messages import (
     PublishRequest,
     ReserveReply,
     ReserveRequest,
+    Trim,
     Unlink,
     WriteReply,
     WriteStatus,
 )
 from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.reservation import Reservation, Reservations
+from ptstore_mpi.protocol.trim import Trimming
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 
 __all__ = ["Verify", "WritePath"]
@@ -86,6 +88,7 @@ class WritePath:
         self._server_count = math.inf if server_count is None else server_count
         self._verify = verify
         self._unconfirmed_count = unconfirmed_count
+        self.trimming = Trimming(cache, removal)
         self.reservations = Reservations()
         self._by_serial: dict[int, Reservation] = {}
         self._waiting: list[ReserveRequest] = []
@@ -215,6 +218,8 @@ class WritePath:
                     self._cache.unlink(segment, serial)
             case Prune(serial, child):
                 yield from self._removal.prune(child, serial, now)
+            case Trim(serial, child):
+                yield from self.trimming.trim(child, serial, now)
 
     def clear(self, namespace: bytes, now: float) -> Generator[Action | ToPeer, None, int]:
         """End every reservation of a namespace, remove its segments and return their count."""
@@ -286,6 +291,8 @@ class WritePath:
             could_fit = cache.could_fit(record, counts, others_bytes=kept_bytes)
             while segments is None and could_fit and (yield from self._give_way(now)):
                 segments = cache.reserve(record, hashes, counts)
+            if segments is None and could_fit:
+                yield from self.trimming.ask(now)
         return segments
 
     def _give_way(self, now: float) -> Generator[Action | ToPeer, None, bool]:

@@ -412,6 +412,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "base = min(found.block_count, verified_blocks)",
         "base = found.block_count",
     ),
+    _one(
+        "a server full of parents asks nobody",
+        "P16, CE 10",
+        WritePath._find_room,
+        "yield from self.trimming.ask(now)",
+        "pass",
+    ),
     # -- P17 and P18: replicas ------------------------------------------------------------------
     _one(
         "a fill that stalls is never given up",

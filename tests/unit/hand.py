@@ -11,6 +11,7 @@ import numpy as np
 
 from ptstore_mpi import _native
 from ptstore_mpi.cache.admission import make_admission
+from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.policies.factory import make_policy
 from ptstore_mpi.cache.replicas import ReplicaCache
@@ -45,7 +46,13 @@ class Hand:
         self.bad = set()
         options.setdefault("peer_resend_s", 1e9)
         room = Room(capacity)
-        self.cache = OwnedCache(server, room, generation_bits=options.pop("bits", 0))
+        policy = options.pop("eviction", None)
+        self.cache = OwnedCache(
+            server,
+            room,
+            generation_bits=options.pop("bits", 0),
+            eviction=Eviction(make_policy(policy, capacity)) if policy else None,
+        )
         self.replicas = ReplicaCache(
             room,
             make_policy("lru", capacity),

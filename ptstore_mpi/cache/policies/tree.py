@@ -142,6 +142,14 @@ class EvictionPolicy:
         if not item.pin_count and not item.child_count:
             self._ranking.set_eligible(item, True)
 
+    def is_pinned(self, key: int) -> bool:
+        """Tell whether anything keeps an item from being the victim, but for its children."""
+        return self._items[key].pin_count > 0
+
+    def last_use(self, key: int) -> int:
+        """Return the number of an item's last use among all uses of the pool."""
+        return self._items[key].order
+
     def victim(self) -> int | None:
         """Return the key of the leaf worth least that nothing pins; None: there is none."""
         return self._ranking.lowest()

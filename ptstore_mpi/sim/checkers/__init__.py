@@ -15,12 +15,13 @@ from ptstore_mpi.sim.checkers.contents import OnlyComplete, RightBytes
 from ptstore_mpi.sim.checkers.copies import Copies, RightReplicas
 from ptstore_mpi.sim.checkers.held import Held
 from ptstore_mpi.sim.checkers.known import Found, NoHole
-from ptstore_mpi.sim.checkers.use import Useful
+from ptstore_mpi.sim.checkers.use import Trims, Useful
 
 __all__ = ["CHECKERS", "Checker"]
 
 CHECKERS: tuple[type[Checker], ...] = (
     Useful,
+    Trims,
     RightBytes,
     OnlyComplete,
     RightReplicas,

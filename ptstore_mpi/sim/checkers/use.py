@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from ptstore_mpi.cache.segment import Segment
-from ptstore_mpi.protocol.messages import ClearRequest, DropRequest, Request
+from ptstore_mpi.protocol.messages import (
+    ClearRequest,
+    DropRequest,
+    Reply,
+    Request,
+    ReserveReply,
+    ReserveRequest,
+)
 from ptstore_mpi.sim.checkers.base import Checker
 from ptstore_mpi.sim.faults import FaultPlan
 from ptstore_mpi.sim.prompts import Prompt
@@ -16,7 +23,7 @@ from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.workloads import Player
 from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult
 
-__all__ = ["Useful"]
+__all__ = ["Trims", "Useful"]
 
 _QUICK_S = 0.2  # messages and transfers take milliseconds
 _REFUSALS = ("stored", "known", "dedup", "full")
@@ -64,3 +71,37 @@ class Useful(Checker):
     @property
     def _races(self) -> tuple[str, ...]:
         return ("gone",) if self._removed_any else ()
+
+
+class Trims(Checker):
+    """0: a server full of parents whose leaves live on others asks these for room (P16)."""
+
+    number = 0
+
+    def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
+        super().__init__(sim, salts)
+        self._wanted: dict[tuple[int, int], int] = {}  # by client and operation: blocks
+
+    def request(self, server: ServerIndex, message: Request) -> None:
+        """Remember how much is asked for, where it is one segment."""
+        if isinstance(message, ReserveRequest) and len(message.segment_block_counts) == 1:
+            self._wanted[message.client, message.op] = message.segment_block_counts[0]
+
+    def replied(self, client: int, reply: Reply) -> None:
+        """Check that a server that refuses what it could have had has asked for it."""
+        if not isinstance(reply, ReserveReply) or reply.status != "full":
+            return
+        blocks = self._wanted.get((client, reply.op))
+        handler = self.sim.servers[reply.server]
+        if blocks is None or handler.cache.victim() is not None:
+            return
+        trimming = handler.writes.trimming
+        blocked = [s for s in trimming.blocked() if s.block_count >= blocks]
+        if handler.cache.evicts and blocked:
+            asked = any(map(trimming.is_asked, trimming.blocked()))
+            self.require(asked, f"server {reply.server} is full of parents and asks nobody")
+
+    def ended(self) -> None:
+        """Count what was dropped for other servers."""
+        trimmed = sum(handler.writes.trimming.trimmed_count for handler in self.sim.servers)
+        self.sim.dice.fired["trimmed"] += trimmed
