@@ -81,10 +81,6 @@ class Leases(ABC, Generic[C]):
         held = {copy for copies in self._leased.values() for copy in copies}
         return sum(copy.nbytes for copy in held)
 
-    def has_lease(self, key: LeaseKey) -> bool:
-        """Tell whether an operation holds a lease here."""
-        return key in self._leased
-
     def forget_leases(self, copy: C) -> None:
         """A copy's bytes are freed: nobody holds a lease on it any more."""
         for key in copy.leases:

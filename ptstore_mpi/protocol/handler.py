@@ -17,6 +17,7 @@ from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.actions import Action, Answer, SendFrame, ToPeer
+from ptstore_mpi.protocol.fan_out import FanOut
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
     AcquireRequest,
@@ -63,7 +64,7 @@ class ServerHandler:
     lease_cap_s
         Longest lease it grants, s.
     redirect_bytes
-        As in `ReadPath`.
+        As in `FanOut`.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
     is_intact
@@ -107,7 +108,7 @@ class ServerHandler:
             self.replicas,
             is_intact=is_intact,
             lease_cap_s=lease_cap_s,
-            redirect_bytes=redirect_bytes,
+            fan_out=FanOut(redirect_bytes),
         )
         self.writes = WritePath(
             cache,
@@ -151,8 +152,8 @@ class ServerHandler:
 
     def tick(self, now: float) -> list[Action]:
         """Let time pass: end leases and reservations whose time is over, repeat frames."""
-        self.reads.expire(now)
-        actions = self._framed(self.replicas.expire(now), now)
+        actions = self._framed(self.reads.expire(now), now)
+        actions += self._framed(self.replicas.expire(now), now)
         actions += self._framed(self.writes.expire(now), now)
         for peer, link in self._links.items():
             actions += (SendFrame(peer, frame) for frame in link.tick(now))
@@ -175,9 +176,7 @@ class ServerHandler:
         return {
             **self.cache.counters(),
             **self.replicas.counters(),
-            "redirect_count": self.reads.redirect_count,
-            "stale_hint_count": self.reads.stale_hint_count,
-            "reading_bytes": self.reads.reading_bytes,
+            **self.reads.fan_out.counters(),
             "request_count": self.request_count,
             "malformed_count": self.malformed_count,
             "dropped_count": self.dropped_count,
@@ -205,6 +204,7 @@ class ServerHandler:
     def remembered_count(self) -> int:
         """What is kept for clients besides leases: 0 once all have left."""
         kept = self.writes.remembered_count + self.replicas.remembered_count
+        kept += self.reads.deferred_count
         return len(self._removed_counts) + kept
 
     def _link(self, peer: ServerIndex) -> PeerLink:
@@ -239,7 +239,7 @@ class ServerHandler:
             case AwaitRequest():
                 yield from self.replicas.wait(request, now)
             case ReleaseRequest():
-                self.reads.release((client, request.op), now)
+                yield from self.reads.release((client, request.op), now)
                 yield from self.replicas.release((client, request.op), now)
             case ReserveRequest():
                 yield from self.writes.reserve(request, now)
@@ -264,7 +264,7 @@ class ServerHandler:
         before = self._low.get(client, 0)
         self._low[client] = max(before, low)
         if low > before:
-            self.reads.raise_low(client, low, now)
+            yield from self.reads.raise_low(client, low, now)
             yield from self.replicas.raise_low(client, low, now)
             for key in [k for k in self._removed_counts if k[0] == client and k[1] < low]:
                 del self._removed_counts[key]

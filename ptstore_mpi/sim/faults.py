@@ -111,6 +111,7 @@ SITUATIONS = (
     "fill_failed",
     "redirect",
     "stale_redirect",
+    "deferred",
     "trimmed",
 )
 """What the faults are there to bring about; counted when it happens."""

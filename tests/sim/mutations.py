@@ -22,6 +22,7 @@ from ptstore_mpi.cache.leases import Leases
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.protocol.context import Ledger
+from ptstore_mpi.protocol.fan_out import FanOut
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.peer_link import PeerLink
 from ptstore_mpi.protocol.plan import Fetch
@@ -271,7 +272,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "an owner forgets a lease before the time it granted",
         "P11",
-        ReadPath.acquire,
+        ReadPath._grant,
         "now + granted_s",
         "now + granted_s / 2",
     ),
@@ -507,9 +508,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an owner redirects who has come back",
         "P18, CE 19",
         (
-            ReadPath.acquire,
-            "if request.may_redirect else None",
-            "",
+            FanOut.choose,
+            "not self._busy_bytes or not request.may_redirect or not segments",
+            "not self._busy_bytes or not segments",
         ),
     ),
     _in_hot(
@@ -529,9 +530,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "an operation that has ended goes on reading",
         "invariant 7",
-        ReadPath._forget,
-        "self.reading_bytes -= self._reading.pop(key, 0)",
-        "self._reading.pop(key, 0)",
+        FanOut._forget,
+        "self._under_way.subtract(reader.nbytes)",
+        "pass",
     ),
     # -- what a review found that no checker saw -----------------------------------------------
     _one(
@@ -607,7 +608,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "a lease is as long as asked for",
         "P11",
-        ReadPath.acquire,
+        ReadPath._grant,
         "granted_s = min(request.remaining_s, self._lease_cap_s)",
         "granted_s = request.remaining_s",
     ),

@@ -185,42 +185,55 @@ def test_a_bad_replica_goes_and_its_owner_is_left_alone():
 # -- fan-out ---------------------------------------------------------------------------------------
 
 
-def acquire(hand, ref, *, client, op=1, keeper=-1, may_redirect=True, stale=()):
+def acquire(hand, ref, *, client, keeper=-1, may_redirect=True, stale=(), **key):
+    """Ask for a segment; return the replies to anybody."""
     keepers = (keeper,) if keeper >= 0 else ()
     actions = hand.send(
         m.AcquireRequest, (ref,), 10.0, False, None, keepers, may_redirect, stale,
-        client=client, op=op,
+        client=client, op=1, **key,
     )  # fmt: skip
-    (reply,) = replies(actions)
-    return reply
+    return replies(actions)
 
 
-def test_a_busy_owner_names_a_holder_and_forgets_one_that_has_nothing():
-    """P18, CE 19: whoever comes back is served."""
+def test_readers_of_a_busy_owner_are_sent_to_the_copy_that_is_least_busy():
+    """P18: a hot segment spreads like a tree; who comes back is served (CE 19)."""
     hand = Hand(redirect_bytes=4096)
     (ref,) = hand.stored([1, 2])
-    assert acquire(hand, ref, client=1, keeper=5).redirects == ()
-    assert acquire(hand, ref, client=2).redirects == (), "nobody has a replica yet"
-    hand.release(op=1, client=1)
-    busy = acquire(hand, ref, client=3)
-    assert busy.redirects == ((0, 5),)
-    assert acquire(hand, ref, client=4, keeper=5).redirects == (), "not to itself"
-    back = acquire(hand, ref, client=3, op=2, may_redirect=False, stale=(5,))
-    assert back.redirects == ()
-    assert back.grants[0].segment_blocks == 2
-    assert acquire(hand, ref, client=8).redirects == ()
-    for client in (2, 3, 4, 8):
-        hand.release(op=2, low=2, client=client)
-    hand.tick()
-    assert hand.handler.reads.reading_bytes == 0
+    assert acquire(hand, ref, client=1, keeper=5)[0].redirects == ()
+    assert acquire(hand, ref, client=2, keeper=6) == [], "busy, and a copy is on its way"
+    assert acquire(hand, ref, client=3, keeper=7) == []
+    to_second, to_third = replies(hand.release(op=1, client=1))
+    assert to_second.redirects == (), "the owner is idle again"
+    assert to_third.redirects == ((0, 5),)
+    assert acquire(hand, ref, client=4) == [], "both are busy, more copies come"
+    (back,) = acquire(hand, ref, client=3, attempt=1, may_redirect=False, stale=(5,))
+    assert (back.redirects, back.grants[0].segment_blocks) == ((), 2)
+    assert hand.handler.reads.fan_out.stale_hint_count == 1
+    (late,) = replies(hand.tick(2.5))
+    assert late.redirects == (), "nobody is kept waiting for long"
+    for client in (2, 3, 4):
+        hand.release(op=3, low=3, client=client)
+    assert hand.handler.reads.fan_out.reading_bytes == 0
+    assert acquire(hand, ref, client=8)[0].redirects == ()
 
 
-def test_an_idle_owner_serves_by_itself():
+def test_without_a_copy_on_its_way_nobody_waits():
+    hand = Hand(redirect_bytes=4096)
+    (ref,) = hand.stored([1, 2])
+    for client in range(4):
+        assert acquire(hand, ref, client=client)[0].redirects == ()
+
+
+def test_a_reader_that_vanished_is_forgotten_with_its_lease():
     hand = Hand(redirect_bytes=4096)
     (ref,) = hand.stored([1, 2])
     acquire(hand, ref, client=1, keeper=5)
     hand.release(op=1, client=1)
-    assert acquire(hand, ref, client=3).redirects == ()
+    acquire(hand, ref, client=2)
+    acquire(hand, ref, client=3)  # at the holder
+    hand.tick(10.0)
+    assert acquire(hand, ref, client=4)[0].redirects == ()
+    assert acquire(hand, ref, client=6)[0].redirects == ((0, 5),)
 
 
 # -- loads -----------------------------------------------------------------------------------------
@@ -231,13 +244,13 @@ TOKENS = np.arange(1, 34)
 
 def cluster_of(**settings):
     config = small_config(slots=16, placement="local", replica_admission="always", **settings)
-    return Cluster(config, server_nodes=(0, 1, 2), client_nodes=(0, 1, 1, 2))
+    return Cluster(config, server_nodes=(0, 1, 2, 3), client_nodes=(0, 1, 1, 2, 3))
 
 
 def test_two_clients_of_a_node_fetch_once():
     """Single flight: the second has the first one's bytes, without a Get of its own."""
     cluster = cluster_of()
-    owner, first, second, _ = (Actor(cluster, client) for client in cluster.clients)
+    owner, first, second, *_ = (Actor(cluster, client) for client in cluster.clients)
     assert owner.store(TOKENS) == "stored"
     fetching = first.start_load(TOKENS, first.match(TOKENS).refs)
     first.transport.hold_transfers = True
@@ -258,7 +271,7 @@ def test_two_clients_of_a_node_fetch_once():
 
 def test_who_waits_in_vain_fetches_by_itself():
     cluster = cluster_of()
-    owner, first, second, _ = (Actor(cluster, client) for client in cluster.clients)
+    owner, first, second, *_ = (Actor(cluster, client) for client in cluster.clients)
     owner.store(TOKENS)
     stalled = first.start_load(TOKENS, first.match(TOKENS).refs)
     first.transport.hold_transfers = True
@@ -287,30 +300,34 @@ def test_a_stalled_filler_does_not_publish():
 
 def test_a_redirected_load_reads_from_the_holder():
     cluster = cluster_of(redirect_bytes=1)
-    owner, first, _, far = (Actor(cluster, client) for client in cluster.clients)
+    owner, first, _, other, far = (Actor(cluster, client) for client in cluster.clients)
     owner.store(TOKENS)
     assert first.load(TOKENS) == 8
     for segment in cluster.servers[0].cache.published():
         assert list(segment.holders) == [1]
-    cluster.servers[0].reads.reading_bytes = 1
+    busy = other.start_load(TOKENS, other.match(TOKENS).refs)
+    while not cluster.servers[0].reads.fan_out.reading_bytes:
+        busy.operation.step()
     load = far.start_load(TOKENS, far.match(TOKENS).refs)
     assert load.operation.run_to(StartGet).server == 1
     assert load.checked_blocks(far.oracle) == 8
     assert load.operation.result.blocks["remote"] == 8
-    assert cluster.servers[0].reads.redirect_count > 0
-    assert cluster.servers[2].replicas.replicas.filled_count > 0, "and keeps one itself"
+    assert cluster.servers[0].reads.fan_out.redirect_count > 0
+    assert cluster.servers[3].replicas.replicas.filled_count > 0, "and keeps one itself"
 
 
 def test_a_redirect_in_vain_falls_back_to_the_owner():
     cluster = cluster_of(redirect_bytes=1)
-    owner, first, _, far = (Actor(cluster, client) for client in cluster.clients)
+    owner, first, _, other, far = (Actor(cluster, client) for client in cluster.clients)
     owner.store(TOKENS)
     assert first.load(TOKENS) == 8
     holder = cluster.servers[1].replicas
     for replica in list(holder.replicas):
         holder.replicas.drop(replica, cluster.now)
-    cluster.servers[0].reads.reading_bytes = 1
+    busy = other.start_load(TOKENS, other.match(TOKENS).refs)
+    while not cluster.servers[0].reads.fan_out.reading_bytes:
+        busy.operation.step()
     load = far.start_load(TOKENS, far.match(TOKENS).refs)
     assert load.operation.run_to(StartGet).server == 0
     assert load.checked_blocks(far.oracle) == 8
-    assert cluster.servers[0].reads.stale_hint_count > 0
+    assert cluster.servers[0].reads.fan_out.stale_hint_count > 0

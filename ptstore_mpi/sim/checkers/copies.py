@@ -101,5 +101,7 @@ class Copies(Checker):
             self.require(not filling, f"server {server} waits for fills of nobody: {filling}")
         failed = sum(h.replicas.replicas.failed_count for h in self.sim.servers)
         self.sim.dice.fired["fill_failed"] += failed
-        stale = sum(handler.reads.stale_hint_count for handler in self.sim.servers)
+        stale = sum(handler.reads.fan_out.stale_hint_count for handler in self.sim.servers)
         self.sim.dice.fired["stale_redirect"] += stale
+        deferred = sum(handler.reads.fan_out.deferred_count for handler in self.sim.servers)
+        self.sim.dice.fired["deferred"] += deferred
