@@ -167,6 +167,8 @@ class ClientContext:
         Bytes by path; see `ptstore_mpi.stats`.
     abandoned
         Writes, as (server, op), that ended without an answer and whose owner is yet to be told.
+    lent_bytes
+        What servers said they have lent to other nodes in all; the newest word last.
     """
 
     config: Config
@@ -175,6 +177,7 @@ class ClientContext:
     near: tuple[ServerIndex, ...]
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
     abandoned: list[tuple[ServerIndex, int]] = field(default_factory=list)
+    lent_bytes: dict[ServerIndex, int] = field(default_factory=dict)
 
     @property
     def servers(self) -> Iterable[ServerIndex]:

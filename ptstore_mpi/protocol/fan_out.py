@@ -1,10 +1,11 @@
 """Fan-out: which copy of a segment a reader of another node is sent to (P18).
 
 An owner knows who said that it would keep a replica, and how many bytes it lends and has sent
-readers elsewhere for. Each reader goes to the copy with the least of these; while every copy is
-busy and more are on their way, it waits a little: a hot prefix then spreads like a tree, each new
-copy serving the next readers, and not by one queue at its owner. All of this is a hint: a holder
-grants what it has, and the owner serves whoever comes back.
+readers elsewhere for. While it is busy, or has lent much more in all than a holder, a reader goes
+to the copy that is least of both; while every copy is busy and more are on their way, it waits a
+little: a hot prefix then spreads like a tree, each new copy serving the next readers, and not by
+one queue at its owner. What others have lent is hearsay, which clients carry about. All of this is
+a hint: a holder grants what it has, and the owner serves whoever comes back.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from ptstore_mpi.protocol.messages import AcquireRequest
 __all__ = ["FanOut"]
 
 _MOST_HOLDERS = 1024
+_UNEVEN = 2  # times `busy_bytes`, that an owner may have lent more in all than a holder
 _PATIENCE_SHARE = 0.25  # of its time that a reader may be kept waiting
 
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """One operation of another node: bytes by whom it reads them from (-1: here), until when."""
+    """One operation of another node: bytes by whom it reads them from, until when."""
 
     until_s: float
     nbytes: Counter[int] = field(default_factory=Counter)
@@ -37,6 +39,8 @@ class FanOut:
 
     Parameters
     ----------
+    server
+        This owner.
     busy_bytes
         Bytes that a copy may have under way before further readers are sent to others; 0: always
         the owner.
@@ -47,10 +51,12 @@ class FanOut:
         Segments that readers were sent elsewhere for, those sent in vain, and readers kept waiting.
     """
 
-    def __init__(self, busy_bytes: int) -> None:
+    def __init__(self, server: int, busy_bytes: int) -> None:
+        self._server = server
         self._busy_bytes = busy_bytes
         self._readers: dict[LeaseKey, _Reader] = {}
         self._under_way: Counter[int] = Counter()
+        self._lent: Counter[int] = Counter()  # in all, as far as known
         self._coming: Counter[Segment] = Counter()  # copies that are being fetched
         self._deferred_until_s: dict[LeaseKey, float] = {}
         self.redirect_count = 0
@@ -60,7 +66,22 @@ class FanOut:
     @property
     def reading_bytes(self) -> int:
         """Bytes lent here to readers of other nodes."""
-        return self._under_way[-1]
+        return self._under_way[self._server]
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes lent here to readers of other nodes in all, from replicas too."""
+        return self._lent[self._server]
+
+    def lend(self, nbytes: int) -> None:
+        """Take note of bytes lent from replicas."""
+        self._lent[self._server] += nbytes
+
+    def hear(self, lent: Sequence[tuple[int, int]]) -> None:
+        """Take note of what others have lent in all."""
+        for server, nbytes in lent:
+            if server != self._server:
+                self._lent[server] = max(self._lent[server], nbytes)
 
     def choose(
         self, request: AcquireRequest, segments: Sequence[Segment], now: float
@@ -79,7 +100,7 @@ class FanOut:
             patience_s = _PATIENCE_SHARE * request.remaining_s
             if now < self._deferred_until_s.setdefault(key, now + patience_s):
                 return None
-        if chosen < 0:
+        if chosen == self._server:
             return {}
         elsewhere = {}
         for place, (segment, keeper) in enumerate(zip(segments, keepers, strict=False)):
@@ -108,11 +129,12 @@ class FanOut:
         reader = self._readers[key] = _Reader(until_s)
         keepers = request.keepers or (-1,) * len(segments)
         for place, (segment, keeper) in enumerate(zip(segments, keepers, strict=False)):
-            reader.nbytes[elsewhere.get(place, -1)] += segment.nbytes
+            reader.nbytes[elsewhere.get(place, self._server)] += segment.nbytes
             if keeper >= 0:
                 reader.keeping.append((segment, keeper))
                 self._coming[segment] += 1
         self._under_way.update(reader.nbytes)
+        self._lent.update(reader.nbytes)
         self.redirect_count += len(elsewhere)
 
     def release(self, key: LeaseKey) -> None:
@@ -139,6 +161,7 @@ class FanOut:
         """Return counters by name; bytes and counts."""
         return {
             "reading_bytes": self.reading_bytes,
+            "lent_bytes": self.lent_bytes,
             "redirect_count": self.redirect_count,
             "stale_hint_count": self.stale_hint_count,
             "deferred_count": self.deferred_count,
@@ -152,13 +175,16 @@ class FanOut:
             if segment.holders.pop(holder, self) is None:
                 self.stale_hint_count += 1
             if reader is not None and holder >= 0:
-                moved = {holder: -segment.nbytes, -1: segment.nbytes}
-                reader.nbytes.update(moved)
-                self._under_way.update(moved)
+                moved = {holder: -segment.nbytes, self._server: segment.nbytes}
+                for counts in (reader.nbytes, self._under_way, self._lent):
+                    counts.update(moved)
 
     def _least_busy(self, segment: Segment, keeper: int) -> int:
-        holders = (holder for holder in segment.holders if holder != keeper)
-        return min((-1, *holders), key=lambda server: self._under_way[server])
+        copies = [self._server, *(holder for holder in segment.holders if holder != keeper)]
+        best = min(copies, key=lambda s: (self._under_way[s] >= self._busy_bytes, self._lent[s]))
+        is_busy = self._under_way[self._server] >= self._busy_bytes
+        uneven = self._lent[self._server] - self._lent[best] > _UNEVEN * self._busy_bytes
+        return best if is_busy or uneven else self._server
 
     def _forget(self, key: LeaseKey) -> None:
         reader = self._readers.pop(key, None)

@@ -108,7 +108,7 @@ class ServerHandler:
             self.replicas,
             is_intact=is_intact,
             lease_cap_s=lease_cap_s,
-            fan_out=FanOut(redirect_bytes),
+            fan_out=FanOut(cache.server, redirect_bytes),
         )
         self.writes = WritePath(
             cache,

@@ -37,6 +37,7 @@ __all__ = ["Leasing"]
 WAIT_SHARE = 0.5
 """Share of what is left of its deadline that a load waits for another's fill (P17)."""
 
+_TOLD_COUNT = 64  # servers of which a client tells an owner what they have lent
 _Parts = dict[ServerIndex, list[Part]]
 
 
@@ -170,6 +171,7 @@ class Leasing:
                 keepers=keepers if max(keepers) >= 0 else (),
                 may_redirect=not again and self.context.config.redirect_bytes > 0,
                 stale=stale if max(stale) >= 0 else (),
+                lent=tuple(self.context.lent_bytes.items())[-_TOLD_COUNT:],
             )
         return requests
 
@@ -180,6 +182,11 @@ class Leasing:
             return {}
         called = yield from call(self.context, requests, until)
         self.servers.update(called)
+        heard = self.context.lent_bytes
+        for server, answer in called.items():
+            if isinstance(answer.reply, AcquireReply):
+                heard.pop(server, None)
+                heard[server] = answer.reply.lent_bytes
         return called
 
     # -- answers -----------------------------------------------------------------------------

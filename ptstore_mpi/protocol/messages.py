@@ -126,7 +126,8 @@ class AcquireRequest(_Keyed, frozen=True):
     ``refs`` are the receiver's own, ``wish`` names others'. ``keepers`` says of each of ``refs``
     which server will keep a replica of it, -1: none; empty: none of any. ``may_redirect`` allows
     the owner to name a server with a replica instead; ``stale`` says of each of ``refs`` which
-    server it named in vain (P18).
+    server it named in vain (P18). ``lent`` is what the client heard of late: servers, and the
+    bytes they have lent to other nodes in all.
     """
 
     refs: tuple[SegmentRef, ...]
@@ -136,6 +137,7 @@ class AcquireRequest(_Keyed, frozen=True):
     keepers: tuple[int, ...] = ()
     may_redirect: bool = False
     stale: tuple[int, ...] = ()
+    lent: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for servers in (self.keepers, self.stale):
@@ -311,13 +313,15 @@ class AcquireReply(_Answer, frozen=True):
     """Leases on a prefix of the segments asked for: the first that is gone ends it.
 
     ``redirects`` lists, as (position, server), which of them are not leased, because that server
-    has a replica (P18). ``places`` answer the wish, one by one.
+    has a replica (P18). ``places`` answer the wish, one by one. ``lent_bytes`` is what this server
+    has lent to other nodes in all.
     """
 
     grants: tuple[Grant, ...]
     granted_s: float
     redirects: tuple[tuple[int, int], ...] = ()
     places: tuple[ReplicaPlace, ...] = ()
+    lent_bytes: int = 0
 
 
 class AwaitReply(_Answer, frozen=True):

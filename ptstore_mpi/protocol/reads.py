@@ -64,6 +64,7 @@ class ReadPath:
             if segment is None:
                 break
             segments.append(segment)
+        self.fan_out.hear(request.lent)
         elsewhere = self.fan_out.choose(request, segments, now)
         if elsewhere is None:
             self._deferred[request.client, request.op] = request
@@ -79,21 +80,27 @@ class ReadPath:
         now: float,
     ) -> Iterator[Action | ToPeer]:
         granted_s = min(request.remaining_s, self._lease_cap_s)
+        expiry_s = now + granted_s
         grants: list[Grant] = []
         for place, (ref, segment) in enumerate(zip(request.refs, segments, strict=False)):
             if place in elsewhere:
                 grants.append(_ELSEWHERE)
                 continue
-            self._cache.lease(segment, (request.client, request.op), now + granted_s)
+            self._cache.lease(segment, (request.client, request.op), expiry_s)
             checksums = segment.checksums[: 4 * ref.block_count] if request.checksums else b""
             is_kept = bool(request.keepers) and request.keepers[place] >= 0
             hashes = segment.hashes[: ref.block_count].tobytes() if is_kept else b""
             grants.append(Grant(segment.offset, segment.block_count, checksums, hashes))
         self._cache.use(segments, now)
-        self.fan_out.serve(request, segments, elsewhere, until_s=now + granted_s)
+        self.fan_out.serve(request, segments, elsewhere, until_s=expiry_s)
         places: tuple[ReplicaPlace, ...] = ()
         if request.wish is not None:
             places = yield from self._replicas.grant(request, request.wish, now)
+            if not request.wish.may_fill:  # by a reader of another node
+                block_bytes = sum(request.wish.tensor_bytes)
+                here = zip(request.wish.refs, places, strict=True)
+                blocks = sum(r.block_count for r, place in here if place.status == "here")
+                self.fan_out.lend(blocks * block_bytes)
         yield Answer(
             request.client,
             AcquireReply(
@@ -104,6 +111,7 @@ class ReadPath:
                 granted_s,
                 tuple(elsewhere.items()),
                 places,
+                self.fan_out.lent_bytes,
             ),
         )
 

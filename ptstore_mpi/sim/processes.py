@@ -72,6 +72,8 @@ class Processes:
         The newest process of each client.
     running_count
         Processes that have neither ended nor vanished.
+    splits_copies
+        Whether copies are carried out block by block, half of them.
     """
 
     def __init__(self, sim: Simulation) -> None:
@@ -79,6 +81,7 @@ class Processes:
         self._dice = sim.dice
         self.by_client: dict[int, Process] = {}
         self.running_count = 0
+        self.splits_copies = True
 
     def spawn(self, client: int, script: Generator[Any, Any, None]) -> Process:
         """Let a client carry out a script, from now on."""
@@ -131,7 +134,7 @@ class Processes:
     def _parts(self, copy: effects.Pack | effects.Unpack) -> Iterable[effects.Effect]:
         """Return a copy as its single blocks: it can be interrupted between any two."""
         image = copy.image
-        if image.block_count == 1 or self._dice.rng.random() < 0.5:
+        if not self.splits_copies or image.block_count == 1 or self._dice.rng.random() < 0.5:
             return [copy]
         return [
             replace(

@@ -1,0 +1,1 @@
+"""The parts of `exp_fan_out`."""
