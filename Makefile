@@ -8,6 +8,7 @@
 #   make dist     source distribution, and the wheel built from it, into dist/
 #   make test-dist     both looked into; the wheel installed elsewhere and run
 #   make sim      simulated jobs with faults: SEEDS=1000 FIRST_SEED=0 SIM_ARGS="--workload tiny"
+#   make soak     a job that works for MINUTES=10 and looks whether anything wears out
 #   make coverage lines of protocol and cache that the simulation and the property tests reach
 #   make check    linters (of shell too), types, layering, the core built and tested without Python
 #   make native   rebuild the C++ core in place (seconds)
@@ -56,9 +57,10 @@ OFI        := MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp
 SEEDS      ?= 1000
 FIRST_SEED ?= 0
 SIM_ARGS   ?=
+MINUTES    ?= 10
 
-.PHONY: demo bench test test-hosts test-openmpi dist test-dist sim coverage check native figures \
-    setup model clean
+.PHONY: demo bench test test-hosts test-openmpi dist test-dist sim soak coverage check native \
+    figures setup model clean
 
 setup: $(INSTALLED)
 
@@ -129,6 +131,9 @@ test-dist: dist
 
 sim: $(INSTALLED)
 	$(PY) -m ptstore_mpi.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(SIM_ARGS)
+
+soak: $(INSTALLED)
+	$(TWO_NODES) $(MPIEXEC) -n 4 $(PY) -m mpi4py -m ptstore_mpi.testing.soak --minutes $(MINUTES)
 
 coverage: $(INSTALLED)
 	$(BIN)/coverage erase

@@ -4,8 +4,9 @@
 
 Driver = parse -> workload(seed) -> run -> record. Every system answers the same requests on the
 same client, batch by batch in turn, so that other load on the machine falls on all alike; the
-first system of a batch, ``vanilla``, is the reference for the outputs of the others. Clients wait
-for each other between turns with naps. Raw samples go into HDF5, flushed after each batch.
+first system of a batch, ``vanilla``, is the reference for the outputs of the others. Every pooled
+system has servers and memory of its own (`experiments.common.jobs`). Clients wait for each other
+between turns with naps. Raw samples go into HDF5, flushed after each batch.
 
 Never averages (that is `experiments.report`), never draws (that is ``plots/``).
 """
@@ -15,27 +16,31 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments import record, report
-from experiments.baselines import Sample, System, build_system
+from experiments.baselines import (
+    STORE_SETTINGS,
+    WITHIN_NODE,
+    Sample,
+    System,
+    build_system,
+)
 from experiments.baselines.base import Place
 from experiments.common import meeting, provenance
-from experiments.common.datasets import DatasetError, load_documents, require_files
+from experiments.common.datasets import DatasetError, require_files
+from experiments.common.model_setup import agree_on_workload, find_model
 from experiments.common.options import Options, UsageError, parse_options
 from experiments.common.progress import RunProgress
 from experiments.common.ranks import launcher_rank
-from experiments.common.workload import (
-    Popularity,
-    Request,
-    Workload,
-    WorkloadError,
-    WorkloadOptions,
-    build_workload,
-)
+from experiments.common.workload import Request, Workload
+
+if TYPE_CHECKING:
+    from experiments.common.jobs import Member, SystemJob
+    from ptstore_mpi import Config
 
 EXPERIMENT = "exp_qa_replay"
 WARM_UP_TOKENS = 64
@@ -45,7 +50,7 @@ WARM_UP_TOKENS = 64
 class Client:
     """What one client of the run holds."""
 
-    store: Any
+    member: Member
     engine: Any
     systems: list[System]
     workload: Workload
@@ -59,6 +64,10 @@ class Outcome:
 
     status: int
     path: Path | None
+
+
+ServerRow = tuple[int, dict[str, int]]
+"""Node and counters of a server."""
 
 
 @dataclass(slots=True)
@@ -86,17 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if launcher_rank() == 0:
             print(error, file=sys.stderr)
         return 2
-    import ptstore_mpi
+    from ptstore_mpi import ConfigError
 
     try:
-        config = ptstore_mpi.Config.load(
-            memory_bytes=options.memory_bytes_per_node, placement=options.placement
-        )
-    except ptstore_mpi.ConfigError as error:
+        configs = configs_of(options)
+    except ConfigError as error:
         if launcher_rank() == 0:
             print(error, file=sys.stderr)
         return 2
-    outcome = ptstore_mpi.run(lambda store: run_client(store, options, config), config)
+    from experiments.common.jobs import SystemJob, run_clients  # starts MPI
+
+    jobs = {name: SystemJob(config, name in WITHIN_NODE) for name, config in configs.items()}
+    outcome = run_clients(lambda member: run_client(member, options, jobs), jobs)
     if outcome is None:
         return 0
     if outcome.path is not None:
@@ -105,23 +115,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.status
 
 
-def run_client(store: Any, options: Options, config: Any) -> Outcome:
+def configs_of(options: Options) -> dict[str, Config]:
+    """Return the settings of the systems that have servers; of one at least, whom clients need.
+
+    Raises
+    ------
+    ConfigError
+        A setting of the environment is wrong.
+    """
+    import msgspec
+
+    from ptstore_mpi import Config
+
+    config = Config.load(memory_bytes=options.memory_bytes_per_node, placement=options.placement)
+    names = [name for name in options.systems if name in STORE_SETTINGS] or ["ptstore"]
+    return {name: msgspec.structs.replace(config, **STORE_SETTINGS[name]) for name in names}
+
+
+def run_client(member: Member, options: Options, jobs: Mapping[str, SystemJob]) -> Outcome:
     """Run one client. Collective over the clients."""
     try:
-        client = set_up(store, options)
+        client = set_up(member, options)
     except UsageError as error:
         # Every client is here with the same error, so the job can end in order.
-        if store.client_rank == 0:
+        if member.rank == 0:
             print(error, file=sys.stderr, flush=True)
         return Outcome(2, None)
     try:
-        return Outcome(0, replay(client, config))
+        return Outcome(0, replay(client, jobs))
     finally:
         for system in client.systems:
             system.close()
 
 
-def set_up(store: Any, options: Options) -> Client:
+def set_up(member: Member, options: Options) -> Client:
     """Build workload, engine and systems. Collective over the clients.
 
     Raises
@@ -132,110 +159,48 @@ def set_up(store: Any, options: Options) -> Client:
     if options.threads == 0:
         from ptstore_mpi.integrations.process_setup import default_thread_count
 
-        share = default_thread_count(meeting.clients_on_this_host(store.comm))
+        share = default_thread_count(meeting.clients_on_this_host(member.comm))
         options = replace(options, threads=share)
-    folder = find_model(store, options)
-    workload = agree_on_workload(store, options, folder)
+    folder = find_model(member, options)
+    workload = agree_on_workload(member, options, folder)
 
     from ptstore_mpi.integrations.transformers import TransformersEngine
 
     engine = TransformersEngine.from_pretrained(
         folder, dtype=options.dtype, threads=options.threads
     )
-    neighbours = meeting.gather_to_all(store.comm, store.node).count(store.node)
+    neighbours = meeting.gather_to_all(member.comm, member.node).count(member.node)
     cache_bytes = options.memory_bytes_per_node // neighbours
     systems = [
-        build_system(name, engine=engine, store=store, cache_bytes=cache_bytes)
+        build_system(name, engine=engine, stores=member.stores, cache_bytes=cache_bytes)
         for name in options.systems
     ]
     engine.prefill(workload.requests[0].tokens[:WARM_UP_TOKENS])
-    return Client(store, engine, systems, workload, options)
+    return Client(member, engine, systems, workload, options)
 
 
-def find_model(store: Any, options: Options) -> Path:
-    """Return the model's folder; client 0 prepares the embedded one before the others look."""
-    if options.model:
-        return Path(options.model)
-    from ptstore_mpi.integrations import smollm2
-
-    if store.client_rank == 0:
-        smollm2.prepare()
-    meeting.meet(store.comm)
-    return Path(smollm2.prepare())
-
-
-def agree_on_workload(store: Any, options: Options, folder: Path) -> Workload:
-    """Build the workload, and see that all clients built the same. Collective.
-
-    Raises
-    ------
-    UsageError
-        On every client, if any of them could not build it.
-    """
-    workload, problem = None, ""
-    try:
-        workload = _build_workload(store, options, folder)
-    except (DatasetError, WorkloadError) as error:
-        problem = str(error)
-    problems = [found for found in meeting.gather_to_all(store.comm, problem) if found]
-    if workload is None or problems:
-        raise UsageError(problems[0])
-    digests = meeting.gather_to_all(store.comm, workload.digest())
-    if len(set(digests)) != 1:
-        raise UsageError(
-            f"expected the same prompts on every client, got digests {sorted(set(digests))}: "
-            "do all nodes see the same data, model and version of Python?"
-        )
-    return workload
-
-
-def _build_workload(store: Any, options: Options, folder: Path) -> Workload:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    workload = build_workload(
-        load_documents(options.dataset, seed=options.seed),
-        lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-        WorkloadOptions(
-            context_tokens=options.context_tokens,
-            documents=options.documents,
-            requests=options.requests,
-            popularity=Popularity.parse(options.popularity),
-            routing=options.routing,
-            clients=store.client_count,
-            seed=options.seed,
-        ),
-    )
-    longest = max(len(request.tokens) for request in workload.requests)
-    positions = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    if positions is not None and longest > positions:
-        raise WorkloadError(
-            f"--context-tokens {options.context_tokens}: the longest prompt has {longest} tokens, "
-            f"this model takes {positions}"
-        )
-    return workload
-
-
-def replay(client: Client, config: Any) -> Path | None:
+def replay(client: Client, jobs: Mapping[str, SystemJob]) -> Path | None:
     """Answer all requests on all systems and record them. Collective over the clients."""
-    store, options = client.store, client.options
-    own = client.workload.of_client(store.client_rank)
-    most = max(meeting.gather_to_all(store.comm, len(own)))
+    member, options = client.member, client.options
+    own = client.workload.of_client(member.rank)
+    most = max(meeting.gather_to_all(member.comm, len(own)))
     batch_count = -(-most // options.batch)
-    hosts = meeting.gather(store.comm, provenance.describe_host())
-    file = _open_file(client, config, hosts) if hosts is not None else None
-    progress = RunProgress(
-        len(own) * len(client.systems), label=EXPERIMENT, shown=store.client_rank == 0
-    )
+    hosts = meeting.gather(member.comm, provenance.describe_host())
+    file = _open_file(client, jobs, hosts) if hosts is not None else None
+    progress = RunProgress(len(own) * len(client.systems), label=EXPERIMENT, shown=member.rank == 0)
     try:
         with progress:
-            meeting.meet(store.comm)
+            meeting.meet(member.comm)
             client.run_start_s = time.perf_counter()
             for batch in range(batch_count):
                 requests = own[batch * options.batch : (batch + 1) * options.batch]
                 turns = list(take_turns(client, batch, requests, progress.advance))
-                _record(file, meeting.gather(store.comm, turns), options.systems)
-        return file.finish() if file is not None else None
+                _record(file, meeting.gather(member.comm, turns), options.systems)
+        counted = meeting.gather(member.comm, _server_counters(client))
+        if file is None or counted is None:
+            return None
+        _record_servers(file, counted)
+        return file.finish()
     finally:
         if file is not None:
             file.close()
@@ -245,12 +210,13 @@ def take_turns(
     client: Client, batch: int, requests: Sequence[Request], advance: Callable[[str], None]
 ) -> Iterator[Turn]:
     """Yield each system's turn over the same requests. Collective: clients meet before each."""
-    store = client.store
-    place = Place(store.client_rank, store.node, batch, client.run_start_s)
+    member = client.member
+    place = Place(member.rank, member.node, batch, client.run_start_s)
     references: dict[int, Sample] = {}
     for system in client.systems:
-        meeting.meet(store.comm)
-        before = record.flatten_counters(store.stats())
+        store = member.stores.get(system.name)
+        meeting.meet(member.comm)
+        before = record.flatten_counters(store.stats()) if store is not None else {}
         start_s = time.perf_counter()
         samples = []
         for request in requests:
@@ -259,7 +225,7 @@ def take_turns(
             samples.append(sample)
             advance(system.name)
         busy_s = time.perf_counter() - start_s
-        after = record.flatten_counters(store.stats())
+        after = record.flatten_counters(store.stats()) if store is not None else {}
         if system.name == "vanilla":
             references = {sample.request: sample for sample in samples}
         for sample in samples:
@@ -267,9 +233,39 @@ def take_turns(
                 sample.compare(references[sample.request])
         yield Turn(
             samples=[sample.row() for sample in samples],
-            row={"batch": batch, "client": store.client_rank, "busy_s": busy_s},
-            counters=record.difference(before, after) if system.name == "ptstore" else {},
+            row={"batch": batch, "client": member.rank, "busy_s": busy_s},
+            counters=record.difference(before, after),
         )
+
+
+def _server_counters(client: Client) -> dict[str, list[ServerRow]]:
+    """Return what this client asks the servers at the end: each is asked by one client."""
+    member, found = client.member, {}
+    nodes = meeting.gather_to_all(member.comm, member.node)
+    for system in client.systems:
+        store = member.stores.get(system.name)
+        within_node = system.name in WITHIN_NODE
+        asks = nodes.index(member.node) if within_node else 0
+        if store is None or member.rank != asks:
+            continue
+        places = [store.topology.nodes[rank] for rank in store.topology.server_ranks]
+        counted = store.server_stats()
+        if len(counted) == len(places):  # else one is silent, and which is not known
+            found[system.name] = [
+                (member.node if within_node else place, counters)
+                for place, counters in zip(places, counted, strict=True)
+            ]
+    return found
+
+
+def _record_servers(
+    file: record.ResultFile, counted: Sequence[Mapping[str, list[ServerRow]]]
+) -> None:
+    for system in dict.fromkeys(name for of_client in counted for name in of_client):
+        rows = [row for of_client in counted for row in of_client.get(system, [])]
+        rows.sort(key=lambda row: row[0])
+        places = [{"server": number, "node": node} for number, (node, _) in enumerate(rows)]
+        file.append_counted(record.servers_of(system), places, [c for _, c in rows])
 
 
 def _record(
@@ -281,22 +277,31 @@ def _record(
         turns = [client_turns[place] for client_turns in gathered]
         samples = [row for turn in turns for row in turn.samples]
         file.append(record.samples_of(system), samples)
-        file.append_batches(system, [turn.row for turn in turns], [turn.counters for turn in turns])
+        counters = [turn.counters for turn in turns]
+        file.append_counted(record.batches_of(system), [turn.row for turn in turns], counters)
     file.flush()
 
 
-def _open_file(client: Client, config: Any, hosts: list[dict[str, Any]]) -> record.ResultFile:
+def _open_file(
+    client: Client, jobs: Mapping[str, SystemJob], hosts: list[dict[str, Any]]
+) -> record.ResultFile:
     options = client.options
     started_utc = provenance.utc_now()
-    settings = {"experiment": options.as_dict(), "store": _plain(config)}
+    settings = {name: _plain(job.settings()) for name, job in jobs.items()}
     attributes = provenance.collect(
-        config=settings, seed=options.seed, clients=hosts, started_utc=started_utc
+        config={"experiment": options.as_dict(), "store": settings},
+        seed=options.seed,
+        clients=hosts,
+        started_utc=started_utc,
     )
     layout = client.engine.layout
+    choices = {name: store.transport_choice for name, store in client.member.stores.items()}
+    main_choice = list(choices.values())[-1]
     attributes |= {
         "experiment": EXPERIMENT,
-        "transport": client.store.transport_choice.name,
-        "transport_reason": client.store.transport_choice.reason,
+        "transport": main_choice.name,
+        "transport_reason": main_choice.reason,
+        "transports": json.dumps({name: [c.name, c.reason] for name, c in choices.items()}),
         "systems": ",".join(options.systems),
         "dataset": options.dataset,
         "context_tokens": options.context_tokens,
@@ -313,10 +318,7 @@ def _open_file(client: Client, config: Any, hosts: list[dict[str, Any]]) -> reco
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    if is_dataclass(config) and not isinstance(config, type):
-        return asdict(config)
-    names = getattr(config, "__struct_fields__", ())
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
 if __name__ == "__main__":

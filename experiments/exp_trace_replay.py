@@ -117,6 +117,11 @@ def settings_of(options: Options) -> Config:
         "placement": options.placement,
         "eviction": options.policy,
         "segment_tokens": options.segment_tokens,
+        "replica_admission": options.admission,
+        "replica_max_share": options.replica_share / 100,
+        "replica_min_share": options.replica_floor / 100,
+        "ssd_dir": options.ssd_dir,
+        "ssd_bytes": options.ssd_bytes,
     }
     if options.transport == "sim":  # where nothing moves, pieces of a segment only cost time
         segment_bytes = options.segment_tokens * options.bytes_per_token
@@ -236,6 +241,10 @@ def _open_file(run: Run, hosts: list[dict[str, Any]]) -> record.ResultFile:
         "clients_count": place.client_count,
         "placement": options.placement,
         "policy": options.policy,
+        "admission": options.admission,
+        "replica_max_share": config.replica_max_share,
+        "replica_min_share": config.replica_min_share,
+        "ssd_tokens_per_node": options.ssd_tokens,
         "routing": options.routing,
         "model": options.model or "none",
         "bytes_per_token": options.bytes_per_token,

@@ -11,6 +11,9 @@ batch, renamed to ``<name>.h5`` at the end. Never overwrites a file, never avera
     /batches/<system>/      one row per batch and client
         batch client busy_s
         counters/<name>     difference of a numeric counter of store.stats() over the batch
+    /servers/<system>/      one row per server, at the end
+        server node
+        counters/<name>     its counter in store.server_stats()
 
 A file that is still being written, or whose job was killed, opens with h5py and holds every batch
 up to the last flush.
@@ -73,6 +76,10 @@ BATCH_COLUMNS: dict[str, tuple[str, str]] = {
     "client": ("i4", "1"),
     "busy_s": ("f8", "s"),
 }
+SERVER_COLUMNS: dict[str, tuple[str, str]] = {
+    "server": ("i4", "1"),
+    "node": ("i4", "1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,11 @@ def samples_of(system: str) -> Table:
 def batches_of(system: str) -> Table:
     """Return the table of the batches of a system."""
     return Table(f"batches/{system}", BATCH_COLUMNS)
+
+
+def servers_of(system: str) -> Table:
+    """Return the table of the servers of a system."""
+    return Table(f"servers/{system}", SERVER_COLUMNS)
 
 
 class RecordError(OSError):
@@ -151,14 +163,13 @@ class ResultFile:
                 [row[name] for row in rows], dtype=object if kind == TEXT else kind
             )
 
-    def append_batches(
+    def append_counted(
         self,
-        system: str,
+        table: Table,
         rows: Sequence[Mapping[str, Any]],
         counters: Sequence[Mapping[str, float]],
     ) -> None:
-        """Append batch rows with their counters; a counter first seen now is nan before."""
-        table = batches_of(system)
+        """Append rows with their counters; a counter first seen now is nan before."""
         self.append(table, rows)
         group = self._file[table.name]
         count = _row_count(group)

@@ -31,6 +31,9 @@ NUMBERS = (
     "nodes_count", "clients_count", "bytes_per_token", "block_tokens", "segment_tokens",
     "memory_tokens_per_node", "memory_bytes_per_node",
 )  # fmt: skip
+REPLICAS_AND_TIERS = (
+    "admission", "replica_max_share", "replica_min_share", "ssd_tokens_per_node",
+)  # fmt: skip
 
 __all__ = ["EXPERIMENT", "print_json", "print_outcome", "print_report", "summarise"]
 
@@ -51,6 +54,7 @@ def summarise(file: h5py.File) -> dict[str, Any]:
     tokens = {name: int(columns[f"{name}_tokens"].sum()) for name in TOKENS}
     summary: dict[str, Any] = {name: str(attribute(file, name)) for name in NAMES}
     summary |= {name: int(_number(file, name)) for name in NUMBERS}
+    summary |= {name: _setting(file, name) for name in REPLICAS_AND_TIERS}
     summary |= {
         "requests": len(columns["request"]),
         "hit_ratio": {
@@ -84,6 +88,18 @@ def _number(file: h5py.File, name: str) -> float:
             f"{file.filename}: attribute {name!r}: expected a number above 0, found {value!r:.80}"
         )
     return float(value)
+
+
+def _setting(file: h5py.File, name: str) -> str | int | float | None:
+    """Return a setting that older files lack: None there."""
+    value = attribute(file, name)
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, int | float | np.number) or not 0 <= value < float("inf"):
+        raise ReportError(
+            f"{file.filename}: attribute {name!r}: expected a number, found {value!r:.80}"
+        )
+    return int(value) if isinstance(value, int | np.integer) else float(value)
 
 
 def _ratio(part: Any, whole: Any) -> float:
@@ -189,6 +205,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
         f"{row['routing']} routing, "
         f"{row['bytes_per_token']:,} bytes per token ({row['model']}), "
         f"blocks of {row['block_tokens']} and segments of {row['segment_tokens']} tokens",
+        *_tier_notes(row),
         f"bytes: {moved}",
         f"stores: {stores}",
     ]
@@ -201,3 +218,12 @@ def _notes(row: dict[str, Any]) -> list[str]:
         spent = ", ".join(f"{part} {value:.3f}" for part, value in row["seconds"].items())
         notes.append(f"seconds of all clients: {spent}")
     return notes
+
+
+def _tier_notes(row: dict[str, Any]) -> list[str]:
+    if row["admission"] is None:
+        return []
+    shares = [row["replica_min_share"] or 0, row["replica_max_share"] or 0]
+    ssd_tokens = row["ssd_tokens_per_node"] or 0
+    ssd = f"; SSD of {ssd_tokens:,} tokens on each node" if ssd_tokens else ""
+    return [f"replicas: {row['admission']}, {shares[0]:.0%} to {shares[1]:.0%} of the memory{ssd}"]

@@ -89,8 +89,10 @@ def _read_system(file: h5py.File, name: str) -> SystemSamples:
 def draw(systems: Sequence[SystemSamples], attributes: dict[str, Any], output: Path) -> Path:
     """Write the figure and return its path; the ending of `output` decides the format."""
     style.apply()
+    width, height = style.FIGURE_INCHES
+    height += max(len(systems) - 3, 0) * style.ROW_INCHES
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=style.FIGURE_INCHES, sharey=True, width_ratios=(1.5, 1), layout="constrained"
+        1, 2, figsize=(width, height), sharey=True, width_ratios=(1.5, 1), layout="constrained"
     )
     draw_distribution(left, systems)
     draw_split(right, systems)

@@ -30,7 +30,16 @@ else:  # started by its path: its own folder is on the search path
 EXPERIMENT = "exp_trace_replay"
 SAMPLES = "samples/replay"
 WORKLOAD = ("workload_sha256", "block_tokens")
-CONFIGURATION = ("transport", "placement", "policy", "routing", "nodes_count", "clients_count")
+CONFIGURATION = (
+    "transport", "placement", "policy", "routing", "nodes_count", "clients_count", "admission",
+    "replica_max_share", "replica_min_share", "ssd_tokens_per_node",
+)  # fmt: skip
+DIFFERENCES = {
+    "admission": "replicas",
+    "replica_max_share": "share up to",
+    "replica_min_share": "from",
+    "ssd_tokens_per_node": "SSD tokens",
+}
 MARKERS = "osD^vPX*"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 CEILING_COLOUR = "#666666"
@@ -162,13 +171,12 @@ def draw(runs: Sequence[Replay], output: Path) -> None:
         groups.setdefault(run.configuration, []).append(run)
     for place, (configuration, members) in enumerate(groups.items()):
         members.sort(key=lambda run: run.capacity_tokens)
-        transport, placement, policy, routing, nodes, clients = configuration
         axes.plot(
             [run.capacity_tokens for run in members],
             [run.usable_prefix for run in members],
             marker=MARKERS[place % len(MARKERS)], color=COLOURS[place % len(COLOURS)],
             linewidth=1.2, markersize=6,
-            label=f"{policy}, {placement}, {routing}: {nodes} nodes, {clients} clients {transport}",
+            label=_label(configuration, list(groups)),
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
@@ -179,6 +187,19 @@ def draw(runs: Sequence[Replay], output: Path) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2)
     figure.savefig(output)
     plt.close(figure)
+
+
+def _label(configuration: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
+    """Name a configuration; replicas and tiers only where runs of the figure differ in them."""
+    of = dict(zip(CONFIGURATION, configuration, strict=True))
+    label = (
+        f"{of['policy']}, {of['placement']}, {of['routing']}: {of['nodes_count']} nodes, "
+        f"{of['clients_count']} clients {of['transport']}"
+    )
+    for place, name in enumerate(CONFIGURATION):
+        if name in DIFFERENCES and len({other[place] for other in others}) > 1:
+            label += f", {DIFFERENCES[name]} {of[name]}"
+    return label
 
 
 def _draw_ceilings(axes: Axes, runs: Sequence[Replay]) -> None:

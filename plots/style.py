@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 SYSTEM_LABELS = {
     "vanilla": "vanilla\n(recompute)",
     "prefix": "prefix\n(own cache)",
+    "prefix_node": "prefix_node\n(own node)",
+    "evostore": "evostore\n(pooled, no replicas)",
     "ptstore": "ptstore\n(pooled)",
 }
 # source of most of a prompt's tokens -> (label, colour, marker)
@@ -33,6 +35,7 @@ PARTS = {
     "prefill_s": ("prefill", "#56B4E9", ""),
 }
 FIGURE_INCHES = (9.0, 4.2)
+ROW_INCHES = 1.0  # of each system beyond the third
 DOTS_PER_INCH = 200
 
 

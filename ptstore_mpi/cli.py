@@ -31,6 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="exit code: 0 when a job can be opened, 1 when not",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    stats = commands.add_parser(
+        "stats",
+        help="what the stores of a run counted",
+        description="Print what the stores of a run counted: tokens by source, bytes by path, "
+        "reasons, counters of the servers, transport. Reads a results file of any experiment.",
+        epilog="exit code: 0; 1 where the file cannot be read; 2 where h5py is missing",
+    )
+    stats.add_argument("file", type=Path, metavar="FILE.h5", help="a results file, or a *.h5.part")
+    stats.add_argument("--json", action="store_true", help="one JSON object instead of text")
     # The experiment knows its options, and says them after --help.
     commands.add_parser("replay", help="replay a trace, without a model", add_help=False)
     options, rest = parser.parse_known_args(argv)
@@ -38,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _replay(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command == "stats":
+        counted: int = import_module("ptstore_mpi.file_stats").run(
+            options.file, as_json=options.json
+        )
+        return counted
     code: int = import_module("ptstore_mpi.doctor").run(as_json=options.json)
     return code
 

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.baselines.base import Sample, System
 from experiments.baselines.prefix import PrefixCacheSystem
-from experiments.baselines.ptstore import PTStoreSystem
+from experiments.baselines.ptstore import EvoStoreSystem, PrefixNodeSystem, PTStoreSystem
 from experiments.baselines.vanilla import VanillaSystem
 
-SYSTEMS = ("vanilla", "prefix", "ptstore")
+SYSTEMS = ("vanilla", "prefix", "prefix_node", "evostore", "ptstore")
+DEFAULT_SYSTEMS = ("vanilla", "prefix", "ptstore")
 
-__all__ = ["SYSTEMS", "Sample", "System", "build_system"]
+# Those that have servers: what differs from the settings of the run, and whether they stop at the
+# border of a node.
+STORE_SETTINGS: dict[str, dict[str, Any]] = {
+    "prefix_node": {"placement": "local"},
+    "evostore": {"replica_admission": "never"},
+    "ptstore": {},
+}
+WITHIN_NODE = ("prefix_node",)
+
+__all__ = [
+    "DEFAULT_SYSTEMS",
+    "STORE_SETTINGS",
+    "SYSTEMS",
+    "WITHIN_NODE",
+    "Sample",
+    "System",
+    "build_system",
+]
+
+_ON_A_STORE = {system.name: system for system in (PrefixNodeSystem, EvoStoreSystem, PTStoreSystem)}
 
 
-def build_system(name: str, *, engine: Any, store: Any, cache_bytes: int) -> System:
+def build_system(name: str, *, engine: Any, stores: Mapping[str, Any], cache_bytes: int) -> System:
     """Build a system by name.
 
     Parameters
@@ -23,8 +44,8 @@ def build_system(name: str, *, engine: Any, store: Any, cache_bytes: int) -> Sys
         One of `SYSTEMS`.
     engine : TransformersEngine
         The one engine of this client, shared by all systems.
-    store : ptstore_mpi.Store
-        Used by ``ptstore`` only.
+    stores : mapping
+        A `ptstore_mpi.Store` for each of `STORE_SETTINGS`, by its name.
     cache_bytes : int
         What this client's own cache may hold; used by ``prefix`` only.
     """
@@ -32,6 +53,6 @@ def build_system(name: str, *, engine: Any, store: Any, cache_bytes: int) -> Sys
         return VanillaSystem(engine)
     if name == "prefix":
         return PrefixCacheSystem(engine, capacity_bytes=cache_bytes)
-    if name == "ptstore":
-        return PTStoreSystem(engine, store)
+    if name in _ON_A_STORE:
+        return _ON_A_STORE[name](engine, stores[name])
     raise ValueError(f"--systems must be among {', '.join(SYSTEMS)}; given: {name!r}")

@@ -1,4 +1,8 @@
-"""`ptstore`: prefixes are looked up, loaded and stored in the pooled store."""
+"""`ptstore`, and what is left of it where parts are taken away: prefixes in a store.
+
+`evostore` pools the nodes without replicas, `prefix_node` does not pool beyond the node. Both are
+the same code with other settings, over a store, servers and memory of their own.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +52,15 @@ class PTStoreSystem(System):
     def close(self) -> None:
         """Forget the last answer; the store is closed by its owner."""
         self._answer = None
+
+
+class EvoStoreSystem(PTStoreSystem):
+    """The pooled store without replicas: what another node owns is fetched from it each time."""
+
+    name = "evostore"
+
+
+class PrefixNodeSystem(PTStoreSystem):
+    """A store on each node by itself: the clients of a node share, nodes do not."""
+
+    name = "prefix_node"

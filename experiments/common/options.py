@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.baselines import SYSTEMS
+from experiments.baselines import DEFAULT_SYSTEMS, SYSTEMS
 from experiments.common.datasets import DATA_VARIABLE, DATASETS
 from experiments.common.workload import ROUTINGS, Popularity, WorkloadError
 from ptstore_mpi.cache.policies.factory import POLICY_NAMES
@@ -160,16 +160,17 @@ WORKLOAD_OPTIONS: dict[str, dict[str, Any]] = {
 RUN_OPTIONS: dict[str, dict[str, Any]] = {
     "--systems": {
         "type": _systems,
-        "default": ",".join(SYSTEMS),
+        "default": ",".join(DEFAULT_SYSTEMS),
         "metavar": "NAME,...",
-        "help": "which systems answer the same requests",
+        "help": f"which systems answer the same requests, of {','.join(SYSTEMS)}; each of the last "
+        "three has servers of its own, so every node needs a rank for each, and one for a client",
     },
     "--memory-bytes-per-node": {
         "type": size_bytes,
         "default": "320MiB",
         "metavar": "SIZE",
-        "help": "KV memory of each node, the same for 'prefix' (shared out among the node's "
-        "clients) and 'ptstore'; 512MiB, 1GiB, or bytes",
+        "help": "KV memory of each node, for each system as much: 'prefix' shares it out among the "
+        "node's clients, the others' servers have it to themselves; 512MiB, 1GiB, or bytes",
     },
     "--placement": {
         "choices": PLACEMENTS,
@@ -220,7 +221,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Replay extractive question answering over documents on several systems, "
         "measure TTFT, write HDF5.",
         epilog="On n ranks: mpiexec -n 4 python -m mpi4py -m experiments.exp_qa_replay ... "
-        "(one rank of each node serves). With plain python one rank is client and server.",
+        "(one rank of each node serves, or one for each pooled system). With plain python one rank "
+        "is client and server.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_groups(parser, {"workload": WORKLOAD_OPTIONS, "run": RUN_OPTIONS})

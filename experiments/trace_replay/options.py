@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from experiments.common.options import (
 from experiments.traces import FILES, QUESTIONS, TRACES
 
 ROUTINGS = ("random", "round_robin", "affinity")
+ADMISSIONS = ("second_hit", "always", "never")
 TRANSPORTS = ("sim", "mpi")
 MOST_BYTES_PER_TOKEN = 1 << 30
 MOST_PLACES = 1 << 16  # a segment's name has 16 bits for its owner
@@ -31,6 +33,8 @@ QUESTION_DEFAULTS = {"popularity": "power:6", "documents": 12, "context_tokens":
 SIM_DEFAULTS = {"nodes": 8, "clients_per_node": 4}
 DEFAULT_MODEL = "mistral-7b"
 DEFAULT_MEMORY_TOKENS = 2_000_000
+DEFAULT_REPLICA_SHARE = 50.0
+SIM_FOLDER = "sim"  # over ``sim`` no file is made: any name will do
 LEAST_SEGMENT_TOKENS = 512
 
 
@@ -44,6 +48,10 @@ class Options:
         Of ``sim``; 0 over MPI, where the job decides.
     memory_bytes
         KV memory of each node.
+    replica_share, replica_floor
+        Most and least of it that replicas may take, percent.
+    ssd_dir, ssd_bytes
+        Folder and size of each node's SSD tier; empty and 0: none.
     block_tokens, segment_tokens
         0: what fits the trace.
     model
@@ -62,6 +70,12 @@ class Options:
     memory_bytes: int
     placement: str
     policy: str
+    admission: str
+    replica_share: float
+    replica_floor: float
+    ssd_tokens: int
+    ssd_bytes: int
+    ssd_dir: str
     routing: str
     model: str
     bytes_per_token: int
@@ -74,6 +88,16 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for the record."""
         return asdict(self)
+
+
+def percent(text: str) -> float:
+    """Read a share in percent: the type of an option."""
+    value = float(text) if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text) else -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(
+            f"expected a share of 0 to 100 percent, given {text!r:.80}"
+        )
+    return value
 
 
 WORKLOAD_OPTIONS: dict[str, dict[str, Any]] = {
@@ -147,6 +171,34 @@ STORE_OPTIONS: dict[str, dict[str, Any]] = {
         "default": "lru",
         "help": "what a full server evicts; none: it refuses stores (default: lru)",
     },
+    "--admission": {
+        "choices": ADMISSIONS,
+        "default": "second_hit",
+        "help": "which segments of other nodes are kept on this one once they were fetched: those "
+        "asked for again, all, or none (default: second_hit)",
+    },
+    "--replica-share": {
+        "type": percent,
+        "default": DEFAULT_REPLICA_SHARE,
+        "metavar": "PERCENT",
+        "help": "most of the memory that such replicas may take (default: 50)",
+    },
+    "--replica-floor": {
+        "type": percent,
+        "default": 0.0,
+        "metavar": "PERCENT",
+        "help": "up to this share they stay though owned segments want room (default: 0)",
+    },
+    "--ssd-tokens": {
+        "type": whole_number(0, 10**12),
+        "default": 0,
+        "metavar": "TOKENS",
+        "help": "SSD of each node in tokens of the model, below its memory (default: 0, none)",
+    },
+    "--ssd-dir": {
+        "metavar": "DIR",
+        "help": "folder of that SSD on every node; over sim none is needed",
+    },
     "--block-tokens": {
         "type": positive,
         "default": 0,
@@ -167,6 +219,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = Parser(
         prog="python -m experiments.exp_trace_replay",
+        usage="%(prog)s [OPTION ...]",  # all of them would bury what an error says
         description="Replay a trace of requests on the store, without a model: match, load, store "
         "the increment. Counts hits by source, bytes and refused stores beside what the best cache "
         "could find; writes HDF5.",
@@ -229,7 +282,37 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
                 f"--memory-tokens: expected at most {MOST_MEMORY_BYTES} bytes on a node, given "
                 f"{tokens} tokens of {values['bytes_per_token']} bytes"
             )
+    _check_replicas(values)
+    _fit_ssd(values)
     return Options(**values)
+
+
+def _check_replicas(values: dict[str, Any]) -> None:
+    if values["replica_floor"] > values["replica_share"]:
+        raise UsageError(
+            f"--replica-floor: expected at most --replica-share ({values['replica_share']:g}), "
+            f"given {values['replica_floor']:g}"
+        )
+
+
+def _fit_ssd(values: dict[str, Any]) -> None:
+    """Set bytes and folder of the SSD; both or neither."""
+    tokens, folder = values["ssd_tokens"], values["ssd_dir"]
+    values["ssd_bytes"] = tokens * values["bytes_per_token"]
+    if values["ssd_bytes"] > MOST_MEMORY_BYTES:
+        raise UsageError(
+            f"--ssd-tokens: expected at most {MOST_MEMORY_BYTES} bytes on a node, given "
+            f"{tokens} tokens of {values['bytes_per_token']} bytes"
+        )
+    if folder is not None and values["transport"] == "sim":
+        raise UsageError("--ssd-dir is for --transport mpi only")
+    if values["transport"] == "mpi" and bool(tokens) != bool(folder):
+        raise UsageError(
+            f"--ssd-tokens and --ssd-dir go together, given {tokens} and {folder!r:.80}"
+        )
+    if tokens and not folder:
+        folder = SIM_FOLDER
+    values["ssd_dir"] = folder or ""
 
 
 def _only_where(

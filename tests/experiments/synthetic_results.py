@@ -55,7 +55,7 @@ def write(
             file.append(record.samples_of(system), rows)
             turns = [{"batch": 0, "client": c, "busy_s": 3.0 + c} for c in range(2)]
             mine = dict(counters or {}) if system == "ptstore" else {}
-            file.append_batches(system, turns, [mine, mine])
+            file.append_counted(record.batches_of(system), turns, [mine, mine])
         file.flush()
         return file.finish()
 

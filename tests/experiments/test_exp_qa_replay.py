@@ -67,6 +67,24 @@ def test_all_systems_answer_the_same_requests_with_equal_outputs(run_driver, cap
     assert "equal" in shown
 
 
+def test_every_system_on_a_store_has_one_of_its_own(run_driver):
+    path, rows = run_driver("--systems", "ptstore,evostore,prefix_node,vanilla")
+    assert list(rows) == ["vanilla", "prefix_node", "evostore", "ptstore"]
+    assert {row["outputs_equal"] for row in rows.values()} == {True}
+    with h5py.File(path) as file:
+        stores = json.loads(file.attrs["config"])["store"]
+        counters = {name: file[f"servers/{name}/counters"] for name in stores}
+        # Were one store behind two of them, the second would find all that the first has kept.
+        kept = {name: group["owned_bytes"][:].tolist() for name, group in counters.items()}
+        recomputed = {name: row["tokens"]["recomputed"] for name, row in rows.items()}
+        assert set(json.loads(file.attrs["transports"])) == set(stores)
+    assert len(set(map(str, kept.values()))) == 1
+    assert kept["ptstore"][0] > 0
+    assert recomputed["prefix_node"] == recomputed["evostore"] == recomputed["ptstore"]
+    admission = {name: settings["replica_admission"] for name, settings in stores.items()}
+    assert admission["evostore"] == "never" != admission["ptstore"]
+
+
 def test_one_seed_is_one_run(run_driver):
     columns = []
     for _ in range(2):
@@ -164,7 +182,7 @@ def test_an_error_in_a_system_leaves_the_flushed_batches(run_driver, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--systems", "vanilla,evo"], "expected names among vanilla,prefix,ptstore"),
+        (["--systems", "vanilla,evo"], "expected names among vanilla,prefix,prefix_node,evos"),
         (["--popularity", "power"], "--popularity must be power:A"),
         (["--memory-bytes-per-node", "many"], "expected a size such as 512MiB"),
         (["--memory-bytes-per-node", "0"], "expected a size above 0"),

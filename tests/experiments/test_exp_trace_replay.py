@@ -9,6 +9,7 @@ import h5py
 import pytest
 
 from experiments import exp_trace_replay, report, report_trace_replay
+from experiments.common.options import UsageError
 from experiments.trace_replay.options import parse_options
 from plots import plot_trace_replay
 from ptstore_mpi import cli
@@ -19,7 +20,8 @@ KEYS = {
     "trace", "transport", "nodes_count", "clients_count", "placement", "policy", "routing",
     "model", "bytes_per_token", "block_tokens", "segment_tokens", "memory_tokens_per_node",
     "memory_bytes_per_node", "requests", "hit_ratio", "ceiling", "tokens", "bytes", "stores",
-    "owner_load_max_over_mean", "owner_load_max_bytes", "seconds",
+    "owner_load_max_over_mean", "owner_load_max_bytes", "seconds", "admission",
+    "replica_max_share", "replica_min_share", "ssd_tokens_per_node",
 }  # fmt: skip
 
 
@@ -113,6 +115,77 @@ def test_blocks_and_bytes_can_be_chosen(replay):
     assert (summary["model"], summary["memory_tokens_per_node"]) == ("none", (1 << 30) // 100)
     assert summary["hit_ratio"] == summary["ceiling"]["infinite"]
     assert parse_options(["--model", "deepseek-v3"]).memory_bytes == 2_000_000 * 70_272
+
+
+def test_replicas_and_tiers_become_settings_and_are_recorded(replay, tmp_path):
+    asked = ["--admission", "always", "--replica-share", "62.5", "--replica-floor", "5"]
+    summary = replay(*TOY, *asked, "--ssd-tokens", "100000", "--bytes-per-token", "100")
+    assert summary["admission"] == "always"
+    assert (summary["replica_min_share"], summary["replica_max_share"]) == (0.05, 0.625)
+    assert summary["ssd_tokens_per_node"] == 100_000
+    with h5py.File(report.find_file(tmp_path)) as file:
+        store = json.loads(file.attrs["config"])["store"]
+        assert file.attrs["admission"] == "always"
+    assert (store["replica_admission"], store["replica_max_share"]) == ("always", 0.625)
+    assert (store["replica_min_share"], store["ssd_bytes"], store["ssd_dir"]) == (
+        0.05, 10_000_000, "sim",
+    )  # fmt: skip
+    plain = exp_trace_replay.settings_of(exp_trace_replay.fitted(*_made(["--requests", "1"])))
+    assert plain.replica_admission == "second_hit"
+    assert (plain.replica_min_share, plain.replica_max_share) == (0.0, 0.5)
+    assert (plain.ssd_dir, plain.ssd_bytes) == ("", 0)
+    over_mpi = ["--transport", "mpi", "--ssd-tokens", "5", "--ssd-dir", str(tmp_path)]
+    assert parse_options(over_mpi).ssd_dir == str(tmp_path)
+
+
+def _made(arguments):
+    options = parse_options(arguments)
+    return options, exp_trace_replay.read_trace(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--admission", "sometimes"], "invalid choice: 'sometimes'"),
+        (["--replica-share", "101"], "expected a share of 0 to 100 percent, given '101'"),
+        (["--replica-share", "nan"], "expected a share of 0 to 100 percent"),
+        (["--replica-share", "10", "--replica-floor", "11"], r"at most --replica-share \(10\)"),
+        (["--ssd-dir", "/tmp"], "--ssd-dir is for --transport mpi only"),
+        (["--transport", "mpi", "--ssd-tokens", "5"], "go together, given 5 and None"),
+        (["--transport", "mpi", "--ssd-dir", "/tmp"], "go together, given 0 and '/tmp'"),
+        (["--ssd-tokens", "999999999999"], "--ssd-tokens: expected at most"),
+    ],
+)
+def test_replicas_and_tiers_that_cannot_be_are_refused_by_name(arguments, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        parse_options(arguments)
+
+
+def test_a_file_from_before_replicas_is_still_reported(replay, tmp_path, capsys):
+    replay(*TOY)
+    path = report.find_file(tmp_path)
+    with h5py.File(path, "r+") as file:
+        for name in report_trace_replay.REPLICAS_AND_TIERS:
+            del file.attrs[name]
+    assert report.main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["admission"] is None
+    assert report.main([str(path)]) == 0
+    assert "replicas:" not in capsys.readouterr().out
+
+
+def test_runs_that_differ_in_replicas_are_not_joined(replay, tmp_path, monkeypatch):
+    labels = []
+    replay(*TOY)
+    replay(*TOY, "--admission", "never")
+    label = plot_trace_replay._label
+    monkeypatch.setattr(
+        plot_trace_replay, "_label", lambda *given: labels.append(label(*given)) or labels[-1]
+    )
+    assert plot_trace_replay.main([str(tmp_path), "-o", str(tmp_path / "figure.png")]) == 0
+    assert [text.rpartition(", ")[2] for text in labels] == [
+        "replicas second_hit",
+        "replicas never",
+    ]
 
 
 def test_it_is_reported_and_drawn(replay, tmp_path, capsys):

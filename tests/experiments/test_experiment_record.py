@@ -131,10 +131,11 @@ def test_rows_must_have_the_columns(tmp_path):
 
 def test_a_counter_that_appears_late_is_nan_before(tmp_path):
     turn = {"batch": 0, "client": 0, "busy_s": 1.0}
+    table = record.batches_of("ptstore")
     with record.ResultFile(tmp_path, "late-counter", {}) as file:
-        file.append_batches("ptstore", [turn], [{"a_count": 1.0}])
-        file.append_batches("ptstore", [turn], [{"a_count": 2.0, "b_bytes": 3.0}])
-        file.append_batches("ptstore", [turn], [{"b_bytes": 4.0}])
+        file.append_counted(table, [turn], [{"a_count": 1.0}])
+        file.append_counted(table, [turn], [{"a_count": 2.0, "b_bytes": 3.0}])
+        file.append_counted(table, [turn], [{"b_bytes": 4.0}])
         path = file.finish()
     with h5py.File(path) as file:
         counters = file["batches/ptstore/counters"]

@@ -52,13 +52,20 @@ def test_the_columns_are_those_of_the_files(page, results):
     samples, batches = record.SAMPLE_COLUMNS, record.BATCH_COLUMNS
     names = ("REQUESTS", "OWNERS", "SERVERS", "CEILINGS")
     replayed = [getattr(replay_tables, name) for name in names]
-    tables = [samples, batches, *(table.columns for table in (measure.MEASUREMENTS, *replayed))]
+    servers = record.SERVER_COLUMNS
+    tables = [
+        samples,
+        batches,
+        servers,
+        *(table.columns for table in (measure.MEASUREMENTS, *replayed)),
+    ]
     wanted = [(name, *kind) for table in tables for name, kind in table.items()]
     assert sorted(rows) == sorted(wanted)
     (path,) = (results / "results" / "exp_qa_replay").glob("*.h5")
     with h5py.File(path) as file:
         assert set(file["samples/ptstore"]) == set(samples)
         assert set(file["batches/ptstore"]) == {*batches, "counters"}
+        assert set(file["servers/ptstore"]) == {*servers, "counters"}
     (path,) = (results / "results" / "exp_trace_replay").glob("*.h5")
     with h5py.File(path) as file:
         assert [set(file[table.name]) for table in replayed] == [set(t.columns) for t in replayed]

@@ -46,6 +46,29 @@ def test_disorder_ends_in_order(ranks, netmod, settings):
     assert done.stdout.count(" steps, ") == clients
 
 
+@pytest.mark.parametrize("netmod", ["ucx", "ofi"])
+def test_a_client_takes_part_in_two_jobs(netmod):
+    done = run_ranks([PROGRAMS / "several.py", "works"], ranks=6, nodes=2, netmod=netmod)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("closed by itself") == 2
+    assert done.stdout.count("finalized") == 6
+    assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("fails", "rank 5: failed in phase 'main'"),
+        ("memory", "rank 1: cannot open the job: host"),
+    ],
+)
+def test_an_error_in_one_of_two_jobs_ends_both(fault, expected):
+    done = run_ranks([PROGRAMS / "several.py", fault], ranks=6, nodes=2, timeout_s=40)
+    assert done.returncode != 0
+    assert done.stderr.count(expected) == 1, done.stderr
+    assert done.stderr.count("ptstore: rank") == 1, done.stderr
+
+
 def test_threads_share_a_store():
     done = run_ranks([PROGRAMS / "threads.py"], ranks=4, nodes=2)
     assert done.returncode == 0, done.stdout + done.stderr
