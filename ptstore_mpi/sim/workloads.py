@@ -324,6 +324,19 @@ def _hot(player: Player) -> Script:
             yield from player.load_held()
 
 
+def _overfull(player: Player) -> Script:
+    """Texts begun on one node and gone on with on others, more of them than there is room for."""
+    rng = player.rng
+    role = player.sim.clients.index(player.client)
+    for pause in _repeat(player, 10, 0.05):
+        yield pause
+        begin = rng.randint(1, 5)
+        blocks = (begin, begin + 1)
+        if begin % len(player.sim.clients) != role:
+            blocks += (20 + role, 21)
+        yield from player.ask(player.book.prompt(blocks))
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -345,6 +358,12 @@ WORKLOADS = {
             _hot,
             slots=(5, 12),
             settings={"replica_admission": "always", "replica_max_share": 0.6},
+        ),
+        Workload(
+            "overfull",
+            _overfull,
+            slots=(3, 4),
+            settings={"placement": "local", "eviction": "lru", "replica_max_share": 0.3},
         ),
         Workload("churn", _churn, slots=(3, 8), generation_bits=(0,), salts=("a", "a", "b")),
     )

@@ -413,12 +413,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "base = min(found.block_count, verified_blocks)",
         "base = found.block_count",
     ),
-    _one(
+    Mutation(
         "a server full of parents asks nobody",
         "P16, CE 10",
-        WritePath._find_room,
-        "yield from self.trimming.ask(now)",
-        "pass",
+        ((WritePath._find_room, "yield from self.trimming.ask(now)", "pass"),),
+        ("overfull",),
     ),
     # -- P17 and P18: replicas ------------------------------------------------------------------
     _one(
