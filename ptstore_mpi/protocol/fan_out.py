@@ -110,6 +110,10 @@ class FanOut:
                 elsewhere[place] = chosen
         return elsewhere
 
+    def is_overdue(self, key: LeaseKey, now: float) -> bool:
+        """Tell whether a reader that waits has waited long enough."""
+        return self._deferred_until_s.get(key, now) <= now
+
     def serve(
         self,
         request: AcquireRequest,

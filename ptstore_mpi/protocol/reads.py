@@ -153,5 +153,11 @@ class ReadPath:
         return len(self._deferred)
 
     def _retry(self, now: float) -> Iterator[Action | ToPeer]:
-        for request in list(self._deferred.values()):
-            yield from self.acquire(request, now)
+        """Ask again for those who wait; where one has to go on waiting, others like it have too."""
+        in_vain: set[int] = set()
+        for key, request in list(self._deferred.items()):
+            first = request.refs[0].segment
+            if first not in in_vain or self.fan_out.is_overdue(key, now):
+                yield from self.acquire(request, now)
+                if key in self._deferred:
+                    in_vain.add(first)
