@@ -17,13 +17,24 @@ from mpi4py import MPI
 from ptstore_mpi import _native
 from ptstore_mpi.arena import free_bytes_of
 from ptstore_mpi.config import Config
-from ptstore_mpi.doctor_report import HostFacts, JobFacts, MpiFacts, Report, advise, render
-from ptstore_mpi.errors import PTStoreError
+from ptstore_mpi.doctor_report import (
+    HostFacts,
+    JobFacts,
+    MpiFacts,
+    Report,
+    TierFacts,
+    advise,
+    render,
+)
+from ptstore_mpi.errors import ConfigError, PTStoreError
 from ptstore_mpi.idle import lower_timer_slack, timer_slack_ns
 from ptstore_mpi.job import Job, launch
+from ptstore_mpi.tiers.file_system import examine, measure_speed
+from ptstore_mpi.tiers.settings import TierSettings
 from ptstore_mpi.topology import Topology
 from ptstore_mpi.transport.mpi_job import automatic_copy_threads
 from ptstore_mpi.transport.mpi_versions import netmod, one_line
+from ptstore_mpi.transport.server_parts import tier_settings
 from ptstore_mpi.transport.watchdog import before_abort
 from ptstore_mpi.types import TransportChoice
 
@@ -57,13 +68,14 @@ def run(*, as_json: bool) -> int:
     before_abort(lambda why: _tell_alone(Report(usable=False, mpi=mpi, error=why), as_json=as_json))
     try:
         config, ranks = _prepare(comm)
+        tiers = _tiers_of(config, ranks, comm)
         job = launch(config, comm=comm)
     except PTStoreError as error:
         report = Report(usable=False, mpi=mpi, error=str(error))
         return _tell(report, comm, as_json=as_json)
     topology, choice = job.topology, job.choice
     _end(job)
-    facts = _job_facts(config, ranks, topology, choice=choice)
+    facts = _job_facts(config, ranks, topology, choice=choice, tiers=tiers)
     report = Report(usable=True, mpi=mpi, job=facts, advice=advise(mpi, facts))
     return _tell(report, comm, as_json=as_json)
 
@@ -94,6 +106,51 @@ def _prepare(comm: MPI.Intracomm) -> tuple[Config, list[_RankFacts]]:
     return config, [facts for facts, _ in answers if facts is not None]
 
 
+def _tiers_of(
+    config: Config, ranks: list[_RankFacts], comm: MPI.Intracomm
+) -> dict[str, list[TierFacts]]:
+    """Return what the first rank of each host found of its file tiers, by host. Collective."""
+    if not tier_settings(config):
+        return {}
+    host = ranks[comm.Get_rank()].host
+    is_first = all(facts.host != host for facts in ranks[: comm.Get_rank()])
+    found: list[TierFacts] = []
+    error: PTStoreError | None = None
+    try:
+        for name, settings in tier_settings(config).items() if is_first else ():
+            found.append(_tier_facts(name, settings, config))
+    except PTStoreError as raised:
+        error = raised
+    _meet(comm, seconds=None)  # with naps: the others would take the cores of those who measure
+    answers: list[tuple[list[TierFacts], PTStoreError | None]] = comm.allgather((found, error))
+    for _, failure in answers:
+        if failure is not None:
+            raise failure
+    hosts = [facts.host for facts in ranks]
+    pairs = zip(hosts, answers, strict=True)
+    return {name: facts for name, (facts, _) in pairs if facts}
+
+
+def _tier_facts(name: str, settings: TierSettings, config: Config) -> TierFacts:
+    """Examine the folder of a file tier of this host, and write and read a file there."""
+    facts = examine(settings.directory, settings.direct)
+    try:
+        speed = measure_speed(settings.directory, direct=facts.direct)
+    except OSError as error:
+        raise ConfigError(f"tier directory {settings.directory!r}: {error.strerror}") from None
+    return TierFacts(
+        name=name,
+        directory=settings.directory,
+        file_system=facts.file_system,
+        free_bytes=facts.free_bytes,
+        wanted_bytes=settings.capacity_bytes * config.servers_per_node,
+        direct=facts.direct,
+        direct_reason=facts.direct_reason,
+        write_bytes_per_s=speed.write_bytes_per_s,
+        read_bytes_per_s=speed.read_bytes_per_s,
+    )
+
+
 def _end(job: Job) -> None:
     if job.is_server:
         job.serve()
@@ -119,7 +176,12 @@ def _mpi_facts() -> MpiFacts:
 
 
 def _job_facts(
-    config: Config, ranks: list[_RankFacts], topology: Topology, *, choice: TransportChoice
+    config: Config,
+    ranks: list[_RankFacts],
+    topology: Topology,
+    *,
+    choice: TransportChoice,
+    tiers: dict[str, list[TierFacts]],
 ) -> JobFacts:
     hosts = []
     for name in dict.fromkeys(rank.host for rank in ranks):
@@ -138,6 +200,7 @@ def _job_facts(
                 copy_threads=config.copy_threads or threads,
                 timer_slack_ns=facts.timer_slack_ns,
                 crc_instructions=facts.crc_instructions,
+                tiers=tiers.get(name, []),
             )
         )
     return JobFacts(

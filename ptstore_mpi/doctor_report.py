@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["HostFacts", "JobFacts", "MpiFacts", "Report", "advise", "render"]
+__all__ = ["HostFacts", "JobFacts", "MpiFacts", "Report", "TierFacts", "advise", "render"]
 
 _ROOM_SHARE = 0.8
 _PROBE_SHARE = 0.5
 _LONG_SLACK_NS = 10_000
 _GIB = 1 << 30
+_MEMORY_TYPES = frozenset({"ramfs", "tmpfs"})
 
 
 class MpiFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,23 @@ class MpiFacts(msgspec.Struct, frozen=True, kw_only=True):
     started_by_mpi4py: bool
 
 
+class TierFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A file tier of one host: its folder, what was found there, and how fast one thread was.
+
+    ``wanted_bytes`` is what the files of the host's servers may take together.
+    """
+
+    name: str
+    directory: str
+    file_system: str
+    free_bytes: int
+    wanted_bytes: int
+    direct: bool
+    direct_reason: str
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+
+
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One host: ranks and usable cores, room for arenas, threads of each client's copies."""
 
@@ -37,6 +55,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     copy_threads: int
     timer_slack_ns: int | None
     crc_instructions: bool
+    tiers: list[TierFacts] = []
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +164,21 @@ def _advise_host(job: JobFacts, host: HostFacts) -> list[str]:
         lines.append(
             f"host {host.host}: its CPU has no CRC-32C instructions: checksums bound the loads"
         )
+    return lines + [line for tier in host.tiers for line in _advise_tier(host, tier)]
+
+
+def _advise_tier(host: HostFacts, tier: TierFacts) -> list[str]:
+    lines = []
+    if tier.wanted_bytes > tier.free_bytes:
+        lines.append(
+            f"host {host.host}: {tier.name}_bytes asks for {_gib(tier.wanted_bytes)}, but "
+            f"{tier.directory} has {_gib(tier.free_bytes)} free: the tier ends there"
+        )
+    if tier.file_system in _MEMORY_TYPES:
+        lines.append(
+            f"host {host.host}: {tier.directory} is memory ({tier.file_system}): give what it "
+            f"takes to memory_bytes instead, or name a folder on a disk"
+        )
     return lines
 
 
@@ -182,6 +216,17 @@ def _render_host(job: JobFacts, host: HostFacts) -> list[str]:
         f"  copies         {host.copy_threads} thread(s) per client",
         f"  checksums      {'CRC-32C instructions' if host.crc_instructions else 'plain code'}",
         f"  timer slack    {slack}",
+        *(line for tier in host.tiers for line in _render_tier(tier)),
+    ]
+
+
+def _render_tier(tier: TierFacts) -> list[str]:
+    direct = "past the page cache" if tier.direct else "through the page cache"
+    write, read = tier.write_bytes_per_s / 1e9, tier.read_bytes_per_s / 1e9
+    return [
+        f"  tier {tier.name:<9} {_gib(tier.wanted_bytes)} of {_gib(tier.free_bytes)} free in "
+        f"{tier.directory} ({tier.file_system}), {direct}: {tier.direct_reason}",
+        f"                 one thread writes {write:.2f} GB/s and reads {read:.2f} GB/s",
     ]
 
 

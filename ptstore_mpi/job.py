@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Arena, free_bytes_of
+from ptstore_mpi.cache.tier import Tier
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError, PTStoreError, TransportError
@@ -31,7 +32,7 @@ from ptstore_mpi.transport.leftovers import unlink_mpi_names
 from ptstore_mpi.transport.local import LocalTransport
 from ptstore_mpi.transport.mpi_job import MpiJob, automatic_copy_threads
 from ptstore_mpi.transport.mpi_versions import one_line
-from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
+from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler, open_tier
 from ptstore_mpi.transport.watchdog import abort
 from ptstore_mpi.types import ServerIndex, TransportChoice, whole_pages
 
@@ -247,14 +248,19 @@ def _local_store(config: Config, topology: Topology, comm: MPI.Comm) -> Store:
     check_shared_memory(config, host="here", server_count=1, free_bytes=free_bytes)
     arena = Arena.create(config.shared_memory_dir, config.arena_bytes)
     arena.unlink()
+    tier: Tier | None = None
     try:
+        server = ServerIndex(0)
+        tier = open_tier(server, arena.memory, config)
         transport = LocalTransport(
-            make_handler(ServerIndex(0), arena.memory, config, server_count=1),
+            make_handler(server, arena.memory, config, server_count=1, tier=tier),
             arena,
             staging_bytes=config.staging_bytes,
             copy_threads=config.copy_threads or automatic_copy_threads(1),
         )
     except BaseException:
+        if tier is not None:
+            tier.close()
         arena.close()
         raise
     arena.start_populating()

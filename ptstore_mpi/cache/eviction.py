@@ -27,6 +27,7 @@ class Eviction:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._segments: dict[int, Segment] = {}
+        self._above: dict[int, int | None] = {}
 
     def victim(self) -> Segment | None:
         """Return the segment worth least, or None: nothing may go."""
@@ -40,6 +41,7 @@ class Eviction:
         """
         above = None if parent is None or parent.serial not in self._segments else parent.serial
         self._segments[segment.serial] = segment
+        self._above[segment.serial] = above
         self._policy.add(
             segment.serial,
             segment.nbytes,
@@ -51,14 +53,14 @@ class Eviction:
 
     def retired(self, segment: Segment, *, evicted: bool) -> None:
         """Forget a segment that is not visible any more, after those that continue it here."""
-        del self._segments[segment.serial]
+        del self._segments[segment.serial], self._above[segment.serial]
         leave = self._policy.evict if evicted else self._policy.remove
         leave(segment.serial)
 
     def used(self, segments: Sequence[Segment], now: float) -> None:
         """Note that one request used these, in the order of its prefix."""
         for segment, after in zip(segments, (*segments[1:], None), strict=True):
-            if after is None or after.serial not in segment.links:
+            if after is None or self._above.get(after.serial) != segment.serial:
                 self._policy.hit(segment.serial, now)
 
     def last_use(self, segment: Segment) -> int:

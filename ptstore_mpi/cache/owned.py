@@ -5,7 +5,9 @@ It decides nothing about messages: the handler calls it, it keeps the state true
 - only published segments are in the index, and every published segment is;
 - an extent is freed only when its segment has left the index and no lease on it is valid;
 - ``owned + reserved + zombie + metadata`` bytes are charged to the arena's `Room`, at every step;
-- a segment with links (children) is dropped only together with them.
+- a segment with links (children) is dropped only together with them;
+- over a file tier a published segment may be without memory: ``owned_bytes`` are those that have
+  it. What describes a slot is charged from the beginning, so that it never lacks room.
 
 Metadata is charged to the same budget as the bytes it describes.
 """
@@ -18,8 +20,10 @@ from collections.abc import Iterable, Sequence
 from ptstore_mpi import _native
 from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.leases import Leases
+from ptstore_mpi.cache.memory_copies import MemoryCopies
 from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Record, Segment, SegmentState, SlotTable
+from ptstore_mpi.cache.tier import Tier
 from ptstore_mpi.types import (
     GENERATION_BITS,
     BlockHashes,
@@ -32,6 +36,7 @@ __all__ = ["OwnedCache", "metadata_bytes_of"]
 
 _SEGMENT_METADATA_BYTES = 1024  # Segment, its ref, dictionaries, slot
 _BLOCK_METADATA_BYTES = 80  # index entry at its load factor, hash, checksum
+_SLOT_METADATA_BYTES = 512  # place and content of a file slot
 _INHERITED_METADATA_BYTES = 16  # one entry of a flat record
 
 
@@ -56,7 +61,9 @@ class OwnedCache(Leases[Segment]):
     generation_bits
         As in `SlotTable`.
     eviction
-        Names what goes where there is no room; None: nothing goes.
+        Names what is dropped where there is no room; None: nothing is.
+    copies, tier
+        Order of the memory copies over a file tier, and that tier; both or none.
     """
 
     def __init__(
@@ -66,11 +73,18 @@ class OwnedCache(Leases[Segment]):
         *,
         generation_bits: int = GENERATION_BITS,
         eviction: Eviction | None = None,
+        copies: MemoryCopies | None = None,
+        tier: Tier | None = None,
     ) -> None:
         super().__init__()
         self.server = server
         self.room = room
         self._eviction = eviction
+        self.tier = tier
+        self.slot_metadata_bytes = 0 if tier is None else _SLOT_METADATA_BYTES
+        self.copies = copies
+        if copies is not None:
+            copies.parent_of = self._parent_of
         self.slots = SlotTable(server, generation_bits=generation_bits)
         self._index = _native.PrefixIndex()
         self._zombies: set[Segment] = set()
@@ -116,7 +130,7 @@ class OwnedCache(Leases[Segment]):
         pieces of whole segments otherwise. ``record`` carries namespace and inherited refs; its
         own refs are filled in here.
         """
-        sizes, metadata = _needs(record, block_counts)
+        sizes, metadata = _needs(record, block_counts, self.slot_metadata_bytes)
         offsets = self.room.take(sizes, metadata_bytes=sum(metadata))
         if offsets is None:
             return None
@@ -167,17 +181,21 @@ class OwnedCache(Leases[Segment]):
             self._index.insert(segment.hashes, segment.id)
             self.reserved_bytes -= segment.nbytes
             self.owned_bytes += segment.nbytes
+            if self.copies is not None:
+                self.copies.enter(segment, now)
             if self._eviction is not None:
-                above = segment.parent
-                parent = None if above is None else self.slots.get(above.segment)
+                parent = self._parent_of(segment)
                 self._eviction.published(segment, parent, now)
                 if parent is not None and not segment.index:
                     self._eviction.let_go(parent)  # it is held by its child itself from now on
 
     def link(self, parent: Segment, serial: int, child: int) -> None:
-        """Note that a segment is continued by one that is not visible here (P7)."""
-        if serial not in parent.links:
-            self.hold(parent)
+        """Note that a segment is continued by one that is not visible here (P7).
+
+        It cannot be dropped then, but it may leave memory.
+        """
+        if serial not in parent.links and self._eviction is not None:
+            self._eviction.hold(parent)
         parent.links[serial] = child
 
     def unlink(self, parent: Segment, serial: int) -> None:
@@ -202,30 +220,72 @@ class OwnedCache(Leases[Segment]):
         assert segment.state is SegmentState.PUBLISHED
         if self._eviction is not None:
             self._eviction.retired(segment, evicted=evicted)
+        if self.copies is not None:
+            self.copies.retired(segment, evicted=evicted)
+            self.let_slot_go(segment)
         removed = self._index.remove(segment.hashes, segment.id)
         assert removed == segment.block_count, "a published segment was not wholly indexed"
         segment.state = SegmentState.ZOMBIE
-        self.owned_bytes -= segment.nbytes
-        self.zombie_bytes += segment.nbytes
+        if segment.in_memory:
+            self.owned_bytes -= segment.nbytes
+            self.zombie_bytes += segment.nbytes
         self._zombies.add(segment)
         self.free_if_dead(segment, now)
+
+    # -- memory and files ------------------------------------------------------------------
+
+    def let_slot_go(self, segment: Segment) -> None:
+        """Give a segment's slot up, if it has one."""
+        if segment.slot is not None and self.tier is not None:
+            self.tier.release(segment.slot)
+            segment.slot = None
+
+    def take_memory(self, segment: Segment, now: float) -> bool:
+        """Take room for the bytes of a segment that is only in a file; False: there is none."""
+        assert self.copies is not None
+        offsets = self.room.take([segment.nbytes], metadata_bytes=0)
+        if offsets is None:
+            return False
+        (segment.offset,) = offsets
+        self.owned_bytes += segment.nbytes
+        self.copies.enter(segment, now)
+        return True
+
+    def free_memory(self, segment: Segment) -> None:
+        """Free the memory copy of a segment that has a file copy and no lease (P14)."""
+        assert self.copies is not None
+        self.copies.leave(segment)
+        self.room.give_back(segment.offset, segment.nbytes)
+        self.owned_bytes -= segment.nbytes
+        segment.offset = -1
 
     # -- making room -----------------------------------------------------------------------
 
     def hold(self, segment: Segment) -> None:
-        """Keep a segment from being a victim, until as many `let_go`."""
+        """Keep a segment here, and in memory if it is there, until as many `let_go`."""
         if self._eviction is not None:
             self._eviction.hold(segment)
+        if self.copies is not None:
+            self.copies.hold(segment)
 
     def let_go(self, segment: Segment) -> None:
         """End one `hold`."""
         if self._eviction is not None:
             self._eviction.let_go(segment)
+        if self.copies is not None:
+            self.copies.let_go(segment)
 
     def use(self, segments: Sequence[Segment], now: float) -> None:
         """Note that one request used these segments, in the order of its prefix."""
         if self._eviction is not None and segments:
             self._eviction.used(segments, now)
+        if self.copies is not None and segments:
+            self.copies.used(segments, now)
+
+    def needed_bytes(self, record: Record, block_counts: Sequence[int]) -> int:
+        """Return what a region takes, metadata included."""
+        sizes, metadata = _needs(record, block_counts, self.slot_metadata_bytes)
+        return sum(sizes) + sum(metadata)
 
     def could_fit(
         self, record: Record, block_counts: Sequence[int], *, others_bytes: int = 0
@@ -234,9 +294,8 @@ class OwnedCache(Leases[Segment]):
 
         ``others_bytes`` are those of the arena that others cannot give.
         """
-        sizes, metadata = _needs(record, block_counts)
         held = others_bytes + self.reserved_bytes + self.zombie_bytes + self.leased_bytes
-        return sum(sizes) + sum(metadata) <= self.room.capacity_bytes - held
+        return self.needed_bytes(record, block_counts) <= self.room.capacity_bytes - held
 
     @property
     def evicts(self) -> bool:
@@ -283,26 +342,36 @@ class OwnedCache(Leases[Segment]):
 
     def free_if_dead(self, segment: Segment, now: float) -> None:
         """Free a retired segment that no lease keeps any more."""
-        if segment in self._zombies and not segment.is_leased(now):
+        if segment in self._zombies and not segment.move and not segment.is_leased(now):
             self._zombies.discard(segment)
-            self.zombie_bytes -= segment.nbytes
+            self.zombie_bytes -= segment.nbytes if segment.in_memory else 0
             self._free(segment)
 
     # -- internals -------------------------------------------------------------------------
 
     def _free(self, segment: Segment) -> None:
         self.forget_leases(segment)
-        self.room.give_back(segment.offset, segment.nbytes, metadata_bytes=segment.metadata_bytes)
+        if segment.in_memory:
+            metadata_bytes = segment.metadata_bytes
+            self.room.give_back(segment.offset, segment.nbytes, metadata_bytes=metadata_bytes)
+        else:
+            self.room.refund(segment.metadata_bytes)
         self.metadata_bytes -= segment.metadata_bytes
         self.slots.release(segment)
 
+    def _parent_of(self, segment: Segment) -> Segment | None:
+        return None if segment.parent is None else self.slots.get(segment.parent.segment)
 
-def _needs(record: Record, block_counts: Sequence[int]) -> tuple[list[int], list[int]]:
+
+def _needs(
+    record: Record, block_counts: Sequence[int], slot_bytes: int
+) -> tuple[list[int], list[int]]:
     """Return the bytes of each new segment of a record, and of its metadata."""
     block_bytes = sum(record.tensor_bytes)
     metadata = [metadata_bytes_of(count) for count in block_counts]
     metadata[0] = metadata_bytes_of(block_counts[0], len(record.refs))
-    return [whole_pages(count * block_bytes) for count in block_counts], metadata
+    sizes = [whole_pages(count * block_bytes) for count in block_counts]
+    return sizes, [nbytes + slot_bytes for nbytes in metadata]
 
 
 def _ref(segment: Segment, block_count: int) -> SegmentRef:

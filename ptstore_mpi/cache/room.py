@@ -79,6 +79,10 @@ class Room:
         self._allocator.release(offset, nbytes)
         self.free_bytes += nbytes + metadata_bytes
 
+    def refund(self, metadata_bytes: int) -> None:
+        """Give back what a description was charged."""
+        self.free_bytes += metadata_bytes
+
     def charge(self, metadata_bytes: int) -> bool:
         """Charge a description that has grown; False, with nothing charged: no room."""
         if metadata_bytes > self.free_bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ptstore_mpi.cache.leases import LeaseKey, is_leased
 from ptstore_mpi.types import (
@@ -60,6 +61,11 @@ class Segment:
     what describing it costs; ``hashes`` are those of its blocks. ``serial`` names the link to its
     parent, ``links`` those of its children: a set of (serial, child id), never a counter (P7).
     ``holders`` are the servers that may have a replica of it, longest unused first: a hint (P18).
+
+    Over a file tier a published segment has a memory copy, a file copy (in ``slot``) or both;
+    ``offset`` is -1 where there is none in memory. While ``move`` is ``write`` only the memory copy
+    is whole, while it is ``read`` only the file copy, and memory and slot belong to the tier.
+    ``is_reused``: read since it was published. ``is_fetched``: read back, and not granted since.
     """
 
     id: SegmentId
@@ -75,6 +81,25 @@ class Segment:
     links: dict[int, int] = field(default_factory=dict)
     leases: dict[LeaseKey, float] = field(default_factory=dict)
     holders: dict[int, None] = field(default_factory=dict)
+    slot: Any = None
+    move: Literal["", "write", "read"] = ""
+    is_reused: bool = False
+    is_fetched: bool = False
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it has room in memory; while ``move`` is ``read``, its bytes are on the way."""
+        return self.offset >= 0
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether its bytes are in memory, all of them."""
+        return self.offset >= 0 and self.move != "read"
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether its memory copy may be freed without a write."""
+        return self.slot is not None and self.offset >= 0 and not self.move
 
     @property
     def block_count(self) -> int:

@@ -46,11 +46,12 @@ def call(
     waiting = dict(requests)
     sent_s: dict[tuple[ServerIndex, int], float] = {}
     called: dict[ServerIndex, Called] = {}
-    attempt = 0
+    op = next(iter(requests.values())).op if requests else 0
     while waiting:
         now = yield Now()
-        if now >= until and attempt:
+        if now >= until and sent_s:
             break
+        attempt = context.ledger.next_attempt(op)  # an operation may ask one server twice
         for server, request in waiting.items():
             changes: dict[str, Any] = {"low": context.ledger.key(request.op, server)[3]}
             if isinstance(request, AcquireRequest | AwaitRequest | ReserveRequest):
@@ -73,5 +74,4 @@ def call(
                 continue
             called[server] = Called(reply, sent_s[server, reply.attempt])
             del waiting[server]
-        attempt += 1
     return called

@@ -59,6 +59,7 @@ class Ledger:
         self._staging = staging
         self._next_op = 1
         self._open: dict[int, set[ServerIndex]] = {}
+        self._attempts: dict[int, int] = {}
         self._transfers: dict[int, Transfer] = {}
 
     def open(self) -> int:
@@ -66,11 +67,19 @@ class Ledger:
         op = self._next_op
         self._next_op += 1
         self._open[op] = set()
+        self._attempts[op] = 0
         return op
 
     def close(self, op: int) -> None:
         """End an operation: it is live nowhere any more, but for its transfers in flight."""
         self._open.pop(op, None)
+        self._attempts.pop(op, None)
+
+    def next_attempt(self, op: int) -> int:
+        """Return the number of the next sending of an operation, whatever it asks for (P12)."""
+        attempt = self._attempts[op]
+        self._attempts[op] += 1
+        return attempt
 
     @property
     def newest_op(self) -> int:

@@ -11,7 +11,7 @@ a hint: a holder grants what it has, and the owner serves whoever comes back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ptstore_mpi.cache.leases import LeaseKey
@@ -118,7 +118,7 @@ class FanOut:
         self,
         request: AcquireRequest,
         segments: Sequence[Segment],
-        elsewhere: dict[int, int],
+        elsewhere: Mapping[int, int],
         *,
         until_s: float,
     ) -> None:

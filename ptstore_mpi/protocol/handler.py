@@ -18,6 +18,8 @@ from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.actions import Action, Answer, SendFrame, ToPeer
 from ptstore_mpi.protocol.fan_out import FanOut
+from ptstore_mpi.protocol.lower_tier import LowerTier
+from ptstore_mpi.protocol.making_room import MakingRoom
 from ptstore_mpi.protocol.messages import (
     AbandonRequest,
     AcquireRequest,
@@ -76,6 +78,8 @@ class ServerHandler:
         Increments that are verified before they become visible; see `WritePath`.
     peer_resend_s
         Time after which an unconfirmed message to another server is sent again, s.
+    reused_only
+        Whether only what was read since it was published goes to the cache's file tier.
     """
 
     def __init__(
@@ -91,13 +95,15 @@ class ServerHandler:
         unconfirmed_count: int = 8,
         verify: Verify = "remote",
         peer_resend_s: float = 1.0,
+        reused_only: bool = False,
     ) -> None:
         self.cache = cache
         self.removal = Removal(cache)
+        making_room = MakingRoom(cache, replicas, self.removal)
         self.replicas = ReplicaPath(
             replicas,
-            cache,
-            self.removal,
+            cache.server,
+            make_room_of_owned=making_room.of_owned,
             admission=admission,
             is_intact=is_intact,
             lease_cap_s=lease_cap_s,
@@ -112,13 +118,15 @@ class ServerHandler:
         )
         self.writes = WritePath(
             cache,
-            self.removal,
-            replicas=replicas,
+            making_room,
             unconfirmed_count=unconfirmed_count,
             server_count=server_count,
             is_intact=is_intact,
             verify=verify,
         )
+        self.lower: LowerTier | None = None
+        if cache.tier is not None:
+            self.lower = LowerTier(cache, self.reads, self.writes, reused_only=reused_only)
         self._low: dict[int, float] = {}
         self._peer_resend_s = peer_resend_s
         self._links: dict[ServerIndex, PeerLink] = {}
@@ -133,7 +141,10 @@ class ServerHandler:
     def handle(self, request: Request, now: float) -> list[Action]:
         """Handle one request of a client."""
         self.request_count += 1
-        return self._framed(self._handle(request, now), now)
+        actions = self._framed(self._handle(request, now), now)
+        if self.lower is not None:
+            self.lower.demotion.write_ahead()
+        return actions
 
     def handle_peer(self, sender: ServerIndex, frame: PeerFrame, now: float) -> list[Action]:
         """Handle one frame of another server."""
@@ -155,6 +166,8 @@ class ServerHandler:
         actions = self._framed(self.reads.expire(now), now)
         actions += self._framed(self.replicas.expire(now), now)
         actions += self._framed(self.writes.expire(now), now)
+        if self.lower is not None:
+            actions += self._framed(self.lower.tick(now), now)
         for peer, link in self._links.items():
             actions += (SendFrame(peer, frame) for frame in link.tick(now))
         return actions
@@ -164,6 +177,15 @@ class ServerHandler:
         if not self.cache.room.grow(populated_bytes):
             return []
         return self._framed(self.writes.retry_waiting(now), now)
+
+    def poll_tier(self, now: float) -> list[Action]:
+        """Take note of the reads and writes of the file tier that have ended."""
+        return [] if self.lower is None else self._framed(self.lower.poll(now), now)
+
+    def close_tier(self) -> None:
+        """Give the file tier up, at the end of the job; it waits for the I/O under way."""
+        if self.cache.tier is not None:
+            self.cache.tier.close()
 
     @property
     def peers_are_quiet(self) -> bool:
@@ -188,6 +210,7 @@ class ServerHandler:
             "peer_resend_count": sum(link.resend_count for link in self._links.values()),
             "live_reservation_count": self.writes.reservations.live_count,
             **statuses,
+            **({} if self.lower is None else self.lower.counters()),
         }
 
     @property
@@ -205,6 +228,7 @@ class ServerHandler:
         """What is kept for clients besides leases: 0 once all have left."""
         kept = self.writes.remembered_count + self.replicas.remembered_count
         kept += self.reads.deferred_count
+        kept += 0 if self.lower is None else self.lower.promotion.pending_count
         return len(self._removed_counts) + kept
 
     def _link(self, peer: ServerIndex) -> PeerLink:
@@ -239,6 +263,8 @@ class ServerHandler:
             case AwaitRequest():
                 yield from self.replicas.wait(request, now)
             case ReleaseRequest():
+                if self.lower is not None:
+                    self.lower.promotion.release((client, request.op))
                 yield from self.reads.release((client, request.op), now)
                 yield from self.replicas.release((client, request.op), now)
             case ReserveRequest():
@@ -264,6 +290,8 @@ class ServerHandler:
         before = self._low.get(client, 0)
         self._low[client] = max(before, low)
         if low > before:
+            if self.lower is not None:
+                self.lower.promotion.cancel(client, low)
             yield from self.reads.raise_low(client, low, now)
             yield from self.replicas.raise_low(client, low, now)
             for key in [k for k in self._removed_counts if k[0] == client and k[1] < low]:

@@ -45,7 +45,10 @@ LEASE_MARGIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Trusted blocks of a load by source, and by whose memory; they follow the skipped ones."""
+    """Trusted blocks of a load by source, and by whose memory; they follow the skipped ones.
+
+    What had to be read from a file first is ``disk``, on whichever node.
+    """
 
     blocks: dict[str, int]
     by_server: dict[int, int]
@@ -240,13 +243,15 @@ def _is_in_time(part: Part) -> Operation[bool]:
 
 
 def _result(state: _Load) -> Loaded:
-    blocks = dict.fromkeys(("owned", "replica", "remote"), 0)
+    blocks = dict.fromkeys(("owned", "replica", "remote", "disk"), 0)
     trusted = list(itertools.takewhile(lambda part: part.trusted, state.parts))
     by_server: Counter[int] = Counter()
     for part in trusted:
         blocks[_source(part, state.context)] += part.block_count
         by_server[part.server] += part.block_count
-    state.used_rma_bytes = blocks["remote"] * state.block_bytes
+    near = state.context.near
+    crossed = sum(part.block_count for part in trusted if part.server not in near)
+    state.used_rma_bytes = crossed * state.block_bytes
     complete = len(trusted) == len(state.parts)
     if not complete and state.reason == "loaded":  # the first that is missing was not leased
         state.reason = "late" if state.leasing.late else "gone"
@@ -254,6 +259,8 @@ def _result(state: _Load) -> Loaded:
 
 
 def _source(part: Part, context: ClientContext) -> str:
+    if part.grant.from_disk:
+        return "disk"
     if part.server not in context.near:
         return "remote"
     return "owned" if part.server == part.owner else "replica"

@@ -289,13 +289,15 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     """A leased segment: where its image starts in the arena, and its shape.
 
     ``checksums`` holds uint32 per used block, or nothing where none were stored or asked for;
-    ``hashes`` those of the used blocks, where a replica is to be kept.
+    ``hashes`` those of the used blocks, where a replica is to be kept. ``from_disk`` says that
+    this acquire has waited for the segment to be read from a file.
     """
 
     offset: int
     segment_blocks: int
     checksums: bytes
     hashes: bytes = b""
+    from_disk: bool = False
 
 
 class ReplicaPlace(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ptstore_mpi.cache.leases import LeaseKey
 from ptstore_mpi.cache.owned import OwnedCache
@@ -10,6 +10,7 @@ from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.protocol.actions import Action, Answer, ToPeer
 from ptstore_mpi.protocol.fan_out import FanOut
 from ptstore_mpi.protocol.messages import AcquireReply, AcquireRequest, Grant, ReplicaPlace
+from ptstore_mpi.protocol.promotion import Promotion
 from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.replicas import ReplicaPath
 from ptstore_mpi.types import SegmentRef, segment_owner
@@ -17,6 +18,7 @@ from ptstore_mpi.types import SegmentRef, segment_owner
 __all__ = ["ReadPath"]
 
 _ELSEWHERE = Grant(0, 0, b"")
+_NOT_ELSEWHERE: Mapping[int, int] = {}
 
 
 class ReadPath:
@@ -36,6 +38,11 @@ class ReadPath:
         Longest lease it grants, s.
     fan_out
         Says which copy serves a reader.
+
+    Attributes
+    ----------
+    promotion
+        Brings back what is in a file tier; None: there is none.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class ReadPath:
         self._lease_cap_s = lease_cap_s
         self.fan_out = fan_out
         self._deferred: dict[LeaseKey, AcquireRequest] = {}
+        self.promotion: Promotion | None = None
 
     def acquire(self, request: AcquireRequest, now: float) -> Iterator[Action | ToPeer]:
         """Lease a prefix of the segments asked for: the first that is gone ends it."""
@@ -64,33 +72,51 @@ class ReadPath:
             if segment is None:
                 break
             segments.append(segment)
+        key = (request.client, request.op)
+        promotion = self.promotion
+        is_whole = all(segment.has_bytes for segment in segments)
+        if promotion is not None and (not is_whole or promotion.is_pending(key)):
+            yield from promotion.acquire(request, segments, now)
+            return
         self.fan_out.hear(request.lent)
         elsewhere = self.fan_out.choose(request, segments, now)
         if elsewhere is None:
-            self._deferred[request.client, request.op] = request
+            self._deferred[key] = request
             return
-        self._deferred.pop((request.client, request.op), None)
-        yield from self._grant(request, segments, elsewhere, now)
+        self._deferred.pop(key, None)
+        yield from self.grant(request, segments, (), now, elsewhere=elsewhere)
 
-    def _grant(
+    def grant(
         self,
         request: AcquireRequest,
         segments: Sequence[Segment],
-        elsewhere: dict[int, int],
+        fetched: Collection[Segment],
         now: float,
+        *,
+        elsewhere: Mapping[int, int] = _NOT_ELSEWHERE,
     ) -> Iterator[Action | ToPeer]:
+        """Lease segments that are in memory, and answer (P11).
+
+        Some were ``fetched`` from files for it; for others, by position, a server ``elsewhere``
+        is named instead.
+        """
         granted_s = min(request.remaining_s, self._lease_cap_s)
         expiry_s = now + granted_s
         grants: list[Grant] = []
         for place, (ref, segment) in enumerate(zip(request.refs, segments, strict=False)):
+            segment.is_reused = True
             if place in elsewhere:
                 grants.append(_ELSEWHERE)
                 continue
             self._cache.lease(segment, (request.client, request.op), expiry_s)
+            if self.promotion is not None:
+                self.promotion.granted(segment)
             checksums = segment.checksums[: 4 * ref.block_count] if request.checksums else b""
             is_kept = bool(request.keepers) and request.keepers[place] >= 0
             hashes = segment.hashes[: ref.block_count].tobytes() if is_kept else b""
-            grants.append(Grant(segment.offset, segment.block_count, checksums, hashes))
+            grants.append(
+                Grant(segment.offset, segment.block_count, checksums, hashes, segment in fetched)
+            )
         self._cache.use(segments, now)
         self.fan_out.serve(request, segments, elsewhere, until_s=expiry_s)
         places: tuple[ReplicaPlace, ...] = ()
@@ -123,6 +149,8 @@ class ReadPath:
         segment = self._cache.find(ref)
         if segment is None or not segment.checksums:
             return
+        if not segment.has_bytes:
+            return  # what comes from a file is verified there
         if not self._is_intact(segment, segment.checksums):
             yield from self._removal.lose(segment, now)
 

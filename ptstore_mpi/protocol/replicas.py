@@ -20,7 +20,6 @@ import numpy as np
 
 from ptstore_mpi.cache.admission import Admission
 from ptstore_mpi.cache.leases import LeaseKey
-from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache, ReplicaState
 from ptstore_mpi.protocol.actions import Action, Answer, ToPeer
 from ptstore_mpi.protocol.messages import (
@@ -32,8 +31,7 @@ from ptstore_mpi.protocol.messages import (
     ReplicaPlace,
     ReplicaWish,
 )
-from ptstore_mpi.protocol.removal import Removal
-from ptstore_mpi.types import HASH_BYTES, SegmentRef
+from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex
 
 __all__ = ["ReplicaPath"]
 
@@ -46,10 +44,12 @@ class ReplicaPath:
 
     Parameters
     ----------
-    replicas, owned
-        What shares this server's arena.
-    removal
-        Takes owned segments that make room.
+    replicas
+        What is kept here.
+    server
+        This server.
+    make_room_of_owned
+        Lets an owned segment go: (bytes wanted in all, now).
     admission
         Says what is worth a slot.
     is_intact
@@ -61,16 +61,16 @@ class ReplicaPath:
     def __init__(
         self,
         replicas: ReplicaCache,
-        owned: OwnedCache,
-        removal: Removal,
+        server: ServerIndex,
         *,
+        make_room_of_owned: Callable[[int, float], Generator[Action | ToPeer, None, bool]],
         admission: Admission,
         is_intact: Callable[[Replica, bytes], bool],
         lease_cap_s: float,
     ) -> None:
         self.replicas = replicas
-        self._owned = owned
-        self._removal = removal
+        self._server = server
+        self._make_room_of_owned = make_room_of_owned
         self._admission = admission
         self._is_intact = is_intact
         self._lease_cap_s = lease_cap_s
@@ -121,8 +121,8 @@ class ReplicaPath:
 
     def wait(self, request: AwaitRequest, now: float) -> Iterator[Action | ToPeer]:
         """Answer when no fill of what is asked for is under way any more."""
+        self.wait_count += (request.client, request.op) not in self._awaiting
         self._awaiting[request.client, request.op] = request
-        self.wait_count += request.attempt == 0
         yield from self._answer_if_over((request.client, request.op), now)
 
     def release(self, key: LeaseKey, now: float) -> Iterator[Action | ToPeer]:
@@ -242,10 +242,9 @@ class ReplicaPath:
             nbytes, metadata_bytes=metadata_bytes
         ):
             below = replicas.used_bytes + wanted <= replicas.least_bytes
-            owned = self._owned.victim() if below else None
-            if owned is not None:
-                yield from self._removal.evict(owned, now)
-            elif (victim := replicas.victim()) is not None:
+            if below and (yield from self._make_room_of_owned(wanted, now)):
+                continue
+            if (victim := replicas.victim()) is not None:
                 replicas.drop(victim, now, evicted=True)
             else:
                 return False
@@ -271,7 +270,7 @@ class ReplicaPath:
         )
         yield Answer(
             request.client,
-            AwaitReply(self._owned.server, request.op, request.attempt, places, lease_s),
+            AwaitReply(self._server, request.op, request.attempt, places, lease_s),
         )
 
     def _waits(self, key: LeaseKey, ref: SegmentRef) -> bool:

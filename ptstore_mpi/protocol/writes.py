@@ -21,9 +21,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from ptstore_mpi.cache.owned import OwnedCache
-from ptstore_mpi.cache.replicas import ReplicaCache
 from ptstore_mpi.cache.segment import Record, Segment
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
+from ptstore_mpi.protocol.making_room import MakingRoom
 from ptstore_mpi.protocol.messages import (
     Link,
     LinkResult,
@@ -37,7 +37,6 @@ from ptstore_mpi.protocol.messages import (
     WriteReply,
     WriteStatus,
 )
-from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.reservation import Reservation, Reservations
 from ptstore_mpi.protocol.trim import Trimming
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
@@ -45,6 +44,8 @@ from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner
 __all__ = ["Verify", "WritePath"]
 
 Verify = Literal["off", "remote", "always"]
+
+_WAITING_SHARE = 0.5  # of the time of a store, that it may wait for room: it has yet to write
 
 
 class WritePath:
@@ -54,10 +55,8 @@ class WritePath:
     ----------
     cache
         Owned cache of this server.
-    removal
-        Takes what leaves it.
-    replicas
-        What shares its arena, and goes first while it has more than its lower limit.
+    making_room
+        Makes room for reservations, and knows what takes whatever leaves.
     unconfirmed_count
         Unsettled regions a client may hold here (P2).
     is_intact
@@ -67,22 +66,26 @@ class WritePath:
     verify
         Increments that are verified before they become visible (P5): none, those whose bytes
         came over a wire, or all.
+
+    Attributes
+    ----------
+    demotion
+        Makes room over a file tier; None: there is none, and leaves are dropped.
     """
 
     def __init__(
         self,
         cache: OwnedCache,
-        removal: Removal,
+        making_room: MakingRoom,
         *,
-        replicas: ReplicaCache,
         unconfirmed_count: int,
         is_intact: Callable[[Segment, bytes], bool],
         server_count: int | None = None,
         verify: Verify = "remote",
     ) -> None:
         self._cache = cache
-        self._removal = removal
-        self._replicas = replicas
+        self.making_room = making_room
+        self.removal = removal = making_room.removal
         removal.end_write = self._end_write_of
         self._is_intact = is_intact
         self._server_count = math.inf if server_count is None else server_count
@@ -91,18 +94,22 @@ class WritePath:
         self.trimming = Trimming(cache, removal)
         self.reservations = Reservations()
         self._by_serial: dict[int, Reservation] = {}
-        self._waiting: list[ReserveRequest] = []
+        self._waiting: list[tuple[ReserveRequest, float]] = []  # and when each came
         self.status_counts = dict.fromkeys(get_args(WriteStatus), 0)
 
     # -- requests of clients ---------------------------------------------------------------
 
-    def reserve(self, request: ReserveRequest, now: float) -> Iterator[Action | ToPeer]:
-        """Reserve a region, or say why not; a repetition gets the first answer again (P2)."""
+    def reserve(
+        self, request: ReserveRequest, now: float, *, came_s: float | None = None
+    ) -> Iterator[Action | ToPeer]:
+        """Reserve a region that was asked for at ``came_s`` (now), or say why not, once (P2)."""
+        came_s = now if came_s is None else came_s
         known = self.reservations.find(request.client, request.op)
         if known is None:
-            known = yield from self._reserve_anew(request, now)
+            is_late = now - came_s >= _WAITING_SHARE * request.remaining_s
+            known = yield from self._reserve_anew(request, now, may_wait=not is_late)
             if known is None:
-                self._waiting.append(request)
+                self._waiting.append((request, came_s))
                 return
             self.reservations.add(known)
             if known.is_live:
@@ -141,7 +148,7 @@ class WritePath:
 
     def raise_low(self, client: int, low: float, now: float) -> Iterator[Action | ToPeer]:
         """Free what the client confirms that it will not write any more (P3)."""
-        self._waiting = [r for r in self._waiting if r.client != client or r.op >= low]
+        self._waiting = [w for w in self._waiting if w[0].client != client or w[0].op >= low]
         for known in self.reservations.below(client, low):
             if known.is_live:
                 yield from self._end(known, "abandoned", now)
@@ -188,10 +195,10 @@ class WritePath:
                 yield from self._end(known, "expired", now)
 
     def retry_waiting(self, now: float) -> Iterator[Action | ToPeer]:
-        """Try again the requests that waited for the arena to be populated."""
+        """Try again the requests that waited for pages of the arena, or for room in it."""
         waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            yield from self.reserve(request, now)
+        for request, came_s in waiting:
+            yield from self.reserve(request, now, came_s=came_s)
 
     # -- links between servers -------------------------------------------------------------
 
@@ -217,7 +224,7 @@ class WritePath:
                 if segment is not None:
                     self._cache.unlink(segment, serial)
             case Prune(serial, child):
-                yield from self._removal.prune(child, serial, now)
+                yield from self.removal.prune(child, serial, now)
             case Trim(serial, child):
                 yield from self.trimming.trim(child, serial, now)
 
@@ -226,7 +233,7 @@ class WritePath:
         for known in self.reservations:
             if known.is_live and known.segments[0].record.namespace == namespace:
                 yield from self._end(known, "gone", now)
-        return (yield from self._removal.remove_namespace(namespace, now))
+        return (yield from self.removal.remove_namespace(namespace, now))
 
     @property
     def remembered_count(self) -> int:
@@ -237,9 +244,9 @@ class WritePath:
     # -- internals -------------------------------------------------------------------------
 
     def _reserve_anew(
-        self, request: ReserveRequest, now: float
+        self, request: ReserveRequest, now: float, *, may_wait: bool = True
     ) -> Generator[Action | ToPeer, None, Reservation | None]:
-        """Return the new reservation, or None where the arena is still being populated."""
+        """Return the new reservation, or None where there will be more room soon."""
 
         def refused(status: WriteStatus) -> Reservation:
             self.status_counts[status] += 1
@@ -268,7 +275,10 @@ class WritePath:
                 self._cache.link(own_parent, segments[0].serial, segments[0].id)
             self._cache.let_go(own_parent)
         if segments is None:
-            return refused("full") if self._cache.room.is_populated else None
+            demotion = self.making_room.demotion
+            waits = may_wait and demotion is not None and demotion.is_freeing
+            waits &= self._cache.could_fit(record, request.segment_block_counts)
+            return None if waits or not self._cache.room.is_populated else refused("full")
         return Reservation(
             request.client,
             request.op,
@@ -287,24 +297,18 @@ class WritePath:
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         segments = cache.reserve(record, hashes, counts)
         if segments is None and cache.room.is_populated:
-            kept_bytes = self._replicas.kept_bytes
+            kept_bytes = self.making_room.replicas.kept_bytes
             could_fit = cache.could_fit(record, counts, others_bytes=kept_bytes)
-            while segments is None and could_fit and (yield from self._give_way(now)):
+            need_bytes = cache.needed_bytes(record, counts)
+            while (
+                segments is None
+                and could_fit
+                and (yield from self.making_room.make_room(need_bytes, now))
+            ):
                 segments = cache.reserve(record, hashes, counts)
             if segments is None and could_fit:
                 yield from self.trimming.ask(now)
         return segments
-
-    def _give_way(self, now: float) -> Generator[Action | ToPeer, None, bool]:
-        """Let something go: a replica while there are more than their lower limit, else a leaf."""
-        replica = self._replicas.victim_for_owned()
-        if replica is not None:
-            self._replicas.drop(replica, now, evicted=True)
-            return True
-        victim = self._cache.victim()
-        if victim is not None:
-            yield from self._removal.evict(victim, now)
-        return victim is not None
 
     def _open(self, known: Reservation, request: ReserveRequest) -> Iterator[Action | ToPeer]:
         first = known.segments[0]
@@ -354,7 +358,7 @@ class WritePath:
         self.status_counts[status] += 1
         self._by_serial.pop(known.segments[0].serial, None)
         if unlink:
-            yield from self._removal.unlink(known.segments[0])
+            yield from self.removal.unlink(known.segments[0])
         yield from self._answer(known)
 
     def _link_result(

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
 from ptstore_mpi import _native
-from ptstore_mpi.arena import Memory
+from ptstore_mpi.arena import Memory, anonymous_memory
+from ptstore_mpi.cache.tier import Tier
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, SendFrame
@@ -113,7 +112,7 @@ class Cluster:
         self.memories = {
             ServerIndex(i): counted_memory(config.arena_bytes)
             if counts_only
-            else np.zeros(config.arena_bytes, np.uint8)
+            else anonymous_memory(config.arena_bytes)
             for i in range(servers)
         }
         self.servers = [
@@ -125,6 +124,7 @@ class Cluster:
                 populated_bytes=config.arena_bytes if populated_bytes is None else populated_bytes,
                 generation_bits=generation_bits,
                 peer_resend_s=peer_resend_s,
+                tier=self._make_tier(server, memory),
             )
             for server, memory in self.memories.items()
         ]
@@ -137,6 +137,10 @@ class Cluster:
             client: SimTransport(self, client) for client in self.topology.client_ranks
         }
         self.contexts = {client: self._context(client) for client in self.topology.client_ranks}
+
+    def _make_tier(self, server: ServerIndex, memory: Memory) -> Tier | None:
+        """Return the file tier of a server. Moved by hand there is none."""
+        return None
 
     @property
     def clients(self) -> tuple[int, ...]:

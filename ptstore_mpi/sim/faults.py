@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import msgspec
 
-__all__ = ["FAULTS", "SITUATIONS", "FaultPlan", "plan_of"]
+__all__ = ["FAULTS", "SITUATIONS", "TIER_FAULTS", "FaultPlan", "plan_of", "with_tier_faults"]
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +47,14 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         A server stands still.
     peer_delay_s
         Mean time of a message between servers on its way.
+    tier_bend
+        A bit of what is read from a file tier changes.
+    tier_short
+        A read or write of a file tier moves nothing.
+    tier_error
+        A read or write of a file tier, or the making of a file, fails.
+    tier_slow, tier_slow_s
+        One takes this long.
     lossy_peers
         These messages suffer as those of clients do; else they arrive in order and once.
     """
@@ -70,6 +78,11 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pause: float = 0.0
     pause_s: float = 2.0
     peer_delay_s: float = 0.0005
+    tier_bend: float = 0.0
+    tier_short: float = 0.0
+    tier_error: float = 0.0
+    tier_slow: float = 0.0
+    tier_slow_s: float = 2.0
     lossy_peers: bool = False
 
     def __post_init__(self) -> None:
@@ -79,6 +92,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not 0 <= value <= most:
                 raise ValueError(f"{name}: expected a number from 0 to {most:g}, got {value}")
 
+
+TIER_FAULTS = ("tier_bend", "tier_short", "tier_error", "tier_slow")
 
 FAULTS = (
     "lose",
@@ -94,6 +109,7 @@ FAULTS = (
     "abort",
     "pause",
     "lossy_peers",
+    *TIER_FAULTS,
 )
 """Every kind of fault, by the name of its probability."""
 
@@ -113,6 +129,10 @@ SITUATIONS = (
     "stale_redirect",
     "deferred",
     "trimmed",
+    "demoted",
+    "promoted",
+    "tier_read_failed",
+    "tier_full",
 )
 """What the faults are there to bring about; counted when it happens."""
 
@@ -131,6 +151,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "pause": (0.002, 0.03),
 }
 
+_TIER_RANGES: dict[str, tuple[float, float]] = {
+    "tier_bend": (0.05, 0.4),
+    "tier_short": (0.01, 0.2),
+    "tier_error": (0.01, 0.2),
+    "tier_slow": (0.1, 0.6),
+}
+
 
 def plan_of(rng: random.Random, faults: Collection[str] = FAULTS) -> FaultPlan:
     """Draw a plan of these faults: each is there or not, and more or less likely.
@@ -139,14 +166,27 @@ def plan_of(rng: random.Random, faults: Collection[str] = FAULTS) -> FaultPlan:
     """
     if rng.random() < 1 / 8:
         return FaultPlan()
-    drawn: dict[str, float] = {}
-    for name, (low, high) in _RANGES.items():
-        if name in faults and rng.random() < 0.5:
-            drawn[name] = math.exp(rng.uniform(math.log(low), math.log(high)))
     return FaultPlan(
-        **drawn,
+        **_draw(rng, _RANGES, faults),
         reorder_s=rng.choice([0.02, 0.4]),
         stall_s=rng.choice([0.5, 3.0, 8.0]),
         peer_delay_s=rng.choice([0.0005, 0.0005, 0.05, 0.4]),
         lossy_peers="lossy_peers" in faults and rng.random() < 0.25,
     )
+
+
+def with_tier_faults(plan: FaultPlan, rng: random.Random, faults: Collection[str]) -> FaultPlan:
+    """Return a plan with those of these faults that only a job with file tiers can meet."""
+    if plan == FaultPlan():
+        return plan
+    return msgspec.structs.replace(plan, **_draw(rng, _TIER_RANGES, faults))
+
+
+def _draw(
+    rng: random.Random, ranges: dict[str, tuple[float, float]], faults: Collection[str]
+) -> dict[str, float]:
+    drawn: dict[str, float] = {}
+    for name, (low, high) in ranges.items():
+        if name in faults and rng.random() < 0.5:
+            drawn[name] = math.exp(rng.uniform(math.log(low), math.log(high)))
+    return drawn

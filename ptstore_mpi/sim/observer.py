@@ -49,7 +49,10 @@ class Observer:
         """A published segment is about to go out of sight."""
 
     def freed(self, server: ServerIndex, segment: Segment) -> None:
-        """The bytes of a segment may be used again."""
+        """The memory of a segment may be used again; the segment may be in a file still."""
+
+    def unread(self, server: ServerIndex, segment: Segment) -> None:
+        """A segment could not be read from its file; its server will hear of it."""
 
     def replica_kept(self, server: ServerIndex, replica: Replica) -> None:
         """A replica is found from now on."""

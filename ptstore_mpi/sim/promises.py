@@ -30,11 +30,15 @@ _REMEMBERED_LEASES = 64
 
 @dataclass(slots=True)
 class Lease:
-    """A copy that a client was granted until ``expiry_s``; ``held`` until it was released."""
+    """A copy that a client was granted until ``expiry_s``; ``held`` until it was released.
+
+    ``offset`` is where its bytes were promised to stay.
+    """
 
     client: int
     op: int
     copy: Segment | Replica = field(repr=False)
+    offset: int
     expiry_s: float
     held: bool = True
 
@@ -83,7 +87,10 @@ class Promises:
                 elsewhere = dict(reply.redirects)
                 offsets = [g.offset for i, g in enumerate(reply.grants) if i not in elsewhere]
                 copies += [self._segment_at(server, offset) for offset in offsets]
-            kept += [Lease(client, reply.op, copy, expiry_s) for copy in copies]
+            for copy in copies:
+                lease_s = copy.leases.get((client, reply.op), 0.0)
+                assert lease_s >= expiry_s, f"promised until {expiry_s}, kept until {lease_s}"
+                kept.append(Lease(client, reply.op, copy, copy.offset, expiry_s))
         elif isinstance(reply, ReserveReply) and reply.status == "reserved":
             segments = [self._segment_at(server, offset) for offset in reply.offsets]
             self.regions[server][client, reply.op] = segments
@@ -96,7 +103,7 @@ class Promises:
             if lease.held and lease.expiry_s > self._cluster.now:
                 copy = lease.copy
                 if isinstance(copy, Segment):
-                    kept = slots.get(copy.id) is copy
+                    kept = slots.get(copy.id) is copy and copy.offset == lease.offset
                 else:
                     kept = copy in set(replicas)
                 assert kept, f"freed under {lease}"

@@ -19,19 +19,21 @@ import msgspec
 
 from ptstore_mpi.protocol import maintain
 from ptstore_mpi.sim.checkers import CHECKERS
-from ptstore_mpi.sim.faults import FaultPlan, plan_of
+from ptstore_mpi.sim.faults import FaultPlan, plan_of, with_tier_faults
 from ptstore_mpi.sim.observer import InvariantError
 from ptstore_mpi.sim.prompts import LAYOUTS
 from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.sim.trace import line_of
 from ptstore_mpi.sim.workloads import WORKLOADS, Player, Workload
 from ptstore_mpi.testing.actor import small_config
-from ptstore_mpi.types import whole_pages
+from ptstore_mpi.types import PAGE_BYTES, whole_pages
 
 __all__ = ["Outcome", "Report", "SeedFailed", "run_seed", "run_seeds"]
 
 _SHOWN_LINES = 40
 _SETTLE_S = 8.0
+_LONG_SLOTS = 6
+_DESCRIBED_BYTES = 1024 + 512 + 2 * 80 + 64
 _PLACES = (
     ((0,), (0, 0)),
     ((0, 1), (0, 1)),
@@ -180,6 +182,10 @@ def _set_up(
         "get_bytes": rng.choice([96, 1024, 4096, 16384]),
         "gets_in_flight_count": rng.choice([1, 2, 64]),
     }
+    tiers = random.Random(f"{workload.name} {seed} tiers")
+    if tiers.random() < workload.tiered_share:
+        settings |= _tier_settings(tiers, workload.slots[0])
+        drawn = with_tier_faults(drawn, tiers, workload.faults)
     config = small_config(**{**settings, **workload.settings})
     is_young = rng.random() < 0.2  # its arenas are still being populated when it starts
     sim = Simulation(
@@ -206,6 +212,21 @@ def _set_up(
         player.process = sim.spawn(client, workload.script(player))
         players.append(player)
     return sim, players
+
+
+def _tier_settings(rng: random.Random, least_slots: int) -> dict[str, Any]:
+    """Draw a small file tier, and a memory that holds hardly more than one increment."""
+    slots = rng.randint(2, 4) if least_slots < _LONG_SLOTS else _LONG_SLOTS
+    slab_slots, slab_count = rng.choice((2, 3)), rng.randint(1, 5)
+    slab_bytes = slab_slots * 2 * PAGE_BYTES  # a page of header, a page of payload
+    described = slots + slab_slots * slab_count // 2
+    return {
+        "memory_bytes": whole_pages(slots * PAGE_BYTES + described * _DESCRIBED_BYTES),
+        "ssd_dir": "simulated",
+        "ssd_bytes": slab_count * slab_bytes,
+        "slab_bytes": slab_bytes,
+        "ssd_admission": rng.choice(["all", "all", "reused"]),
+    }
 
 
 def _settle(sim: Simulation, players: Iterable[Player]) -> None:

@@ -25,8 +25,7 @@ import msgspec
 import numpy as np
 
 from ptstore_mpi.arena import Memory
-from ptstore_mpi.cache.owned import OwnedCache
-from ptstore_mpi.cache.replicas import Replica, ReplicaCache, ReplicaState
+from ptstore_mpi.cache.replicas import Replica, ReplicaState
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.layout import KVLayout
@@ -44,7 +43,9 @@ from ptstore_mpi.sim.faults import FaultPlan
 from ptstore_mpi.sim.network import Dice, Network
 from ptstore_mpi.sim.observer import InvariantError, Observer
 from ptstore_mpi.sim.processes import Process, Processes
+from ptstore_mpi.sim.tiers import SimTier, make_sim_tier
 from ptstore_mpi.sim.transport import SimTransport, Transfer
+from ptstore_mpi.sim.watch import watch_cache, watch_replicas
 from ptstore_mpi.testing.actor import SMALL
 from ptstore_mpi.types import ServerIndex
 
@@ -78,7 +79,10 @@ class Simulation(Cluster):
     trace, on_note
         What happened lately, as (time, actor, what, detail), and who is told at once.
     bent
-        Segments and replicas in whose bytes a bit was changed.
+        Segments and replicas in whose bytes a bit was changed, or that a file tier was made
+        unable to read.
+    tiers
+        File tiers by server, where there are any.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Simulation(Cluster):
         self.processes = Processes(self)
         self.event_count = 0
         self.bent: set[Segment | Replica] = set()
+        self.tiers: dict[ServerIndex, SimTier] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._entered = 0
         self._paused_until: dict[ServerIndex, float] = {}
@@ -110,8 +115,8 @@ class Simulation(Cluster):
             transport.rate = 1 + self.dice.rng.uniform(-CLOCK_DRIFT, CLOCK_DRIFT)
         self._eager_ticks = self.dice.rng.random() < 0.5
         for server in self.memories:
-            self._watch(server, self.servers[server].cache)
-            self._watch_replicas(server, self.servers[server].replicas.replicas)
+            watch_cache(self, server, self.servers[server].cache)
+            watch_replicas(self, server, self.servers[server].replicas.replicas)
             self.at(self.now + self.dice.rng.random() * _TICK_S, partial(self._tick, server))
 
     def watch(self, observer: Observer) -> None:
@@ -119,6 +124,12 @@ class Simulation(Cluster):
         for name, hearers in self.hearers.items():
             if getattr(type(observer), name) is not getattr(Observer, name):
                 hearers.append(getattr(observer, name))
+
+    def _make_tier(self, server: ServerIndex, memory: Memory) -> SimTier | None:
+        tier = make_sim_tier(self, server, memory)
+        if tier is not None:
+            self.tiers[server] = tier
+        return tier
 
     # -- the schedule ------------------------------------------------------------------------
 
@@ -264,6 +275,14 @@ class Simulation(Cluster):
         self._carry_out(server, self.servers[server].grow(populated_bytes, self.now))
         self._stepped(server)
 
+    def tier_ended(self, server: ServerIndex) -> None:
+        """Let a server see what has ended in its file tier."""
+
+        def poll() -> None:
+            self._carry_out(server, self.servers[server].poll_tier(self.now))
+
+        self._at_server(server, poll)
+
     def _tick(self, server: ServerIndex) -> None:
         self.at(self.now + _TICK_S, partial(self._tick, server))
         if self._paused_until.get(server, 0.0) <= self.now:
@@ -273,48 +292,6 @@ class Simulation(Cluster):
     def _stepped(self, server: ServerIndex) -> None:
         for hear in self.hearers["stepped"]:
             hear(server)
-
-    def _watch(self, server: ServerIndex, cache: OwnedCache) -> None:
-        """Tell the observers what becomes of each segment, at that very step."""
-        publish, retire, free = cache.publish, cache.retire, cache._free
-
-        def publish_and_tell(segments: list[Segment], checksums: bytes, now: float = 0.0) -> None:
-            publish(segments, checksums, now)
-            for hear in self.hearers["published"]:
-                for segment in segments:
-                    hear(server, segment)
-
-        def retire_and_tell(segment: Segment, now: float, *, evicted: bool = False) -> None:
-            for hear in self.hearers["retired"]:
-                hear(server, segment, evicted=evicted)
-            retire(segment, now, evicted=evicted)
-
-        def free_and_tell(segment: Segment) -> None:
-            free(segment)
-            for hear in self.hearers["freed"]:
-                hear(server, segment)
-
-        for name, watched in (
-            ("publish", publish_and_tell),
-            ("retire", retire_and_tell),
-            ("_free", free_and_tell),
-        ):
-            setattr(cache, name, watched)
-
-    def _watch_replicas(self, server: ServerIndex, replicas: ReplicaCache) -> None:
-        def told(name: str, event: str) -> None:
-            act = getattr(replicas, name)
-
-            def act_and_tell(replica: Replica, *arguments: Any, **how: Any) -> None:
-                act(replica, *arguments, **how)
-                for hear in self.hearers[event]:
-                    hear(server, replica)
-
-            setattr(replicas, name, act_and_tell)
-
-        told("publish", "replica_kept")
-        told("drop", "replica_dropped")
-        told("_free", "replica_freed")
 
     def writers_into(self, memory: Memory) -> list[int]:
         """Return the clients whose transfers under way write into some memory."""
@@ -344,7 +321,8 @@ class Simulation(Cluster):
             return
         server = ServerIndex(self.dice.rng.randrange(len(self.servers)))
         handler = self.servers[server]
-        copies: list[Segment | Replica] = list(handler.cache.published())
+        segments = [segment for segment in handler.cache.published() if segment.has_bytes]
+        copies: list[Segment | Replica] = [*segments]
         copies += [r for r in handler.replicas.replicas if r.state is ReplicaState.COMPLETE]
         if copies:
             copy = self.dice.rng.choice(copies)

@@ -14,7 +14,7 @@ from typing import Any
 from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol.effects import Operation, Send
 from ptstore_mpi.protocol.messages import ReserveRequest
-from ptstore_mpi.sim.faults import FAULTS
+from ptstore_mpi.sim.faults import FAULTS, TIER_FAULTS
 from ptstore_mpi.sim.processes import AbortedError, Process, Sleep
 from ptstore_mpi.sim.prompts import BLOCK_TOKENS, MODEL, Prompt, book_of
 from ptstore_mpi.sim.simulation import Simulation
@@ -175,6 +175,8 @@ class Workload:
         Kinds of faults that its jobs may meet.
     settings
         Fields of `Config` that all its jobs share.
+    tiered_share
+        Share of its jobs that have file tiers, and a smaller memory.
     """
 
     name: str
@@ -184,6 +186,7 @@ class Workload:
     salts: tuple[str, ...] = ("a",)
     faults: tuple[str, ...] = FAULTS
     settings: dict[str, Any] = field(default_factory=dict)
+    tiered_share: float = 0.25
 
 
 def _repeat(player: Player, count: int, longest_pause_s: float) -> Iterator[Sleep]:
@@ -254,6 +257,24 @@ def _tiny(player: Player) -> Script:
         elif what < 0.7:
             yield from player.load_held()
         elif what < 0.9:
+            yield from player.drop(prompt)
+        else:
+            yield from player.clear()
+
+
+def _archive(player: Player) -> Script:
+    """More texts than memory has room for, each asked for again and again."""
+    rng = player.rng
+    texts = [(1, 2, 3, 4), (1, 2, 5, 6), (7, 8), (9, 7), (1, 3), (2, 8, 4, 4), (5, 5), (6, 1)]
+    for pause in _repeat(player, 16, 0.03):
+        yield pause
+        prompt = player.book.prompt(rng.choice(texts))
+        what = rng.random()
+        if what < 0.7:
+            yield from player.ask(prompt)
+        elif what < 0.85:
+            yield from player.load_held()
+        elif what < 0.96:
             yield from player.drop(prompt)
         else:
             yield from player.clear()
@@ -331,7 +352,7 @@ def _overfull(player: Player) -> Script:
     for pause in _repeat(player, 10, 0.05):
         yield pause
         begin = rng.randint(1, 5)
-        blocks = (begin, begin + 1)
+        blocks: tuple[int, ...] = (begin, begin + 1)
         if begin % len(player.sim.clients) != role:
             blocks += (20 + role, 21)
         yield from player.ask(player.book.prompt(blocks))
@@ -366,6 +387,14 @@ WORKLOADS = {
             settings={"placement": "local", "eviction": "lru", "replica_max_share": 0.3},
         ),
         Workload("churn", _churn, slots=(3, 8), generation_bits=(0,), salts=("a", "a", "b")),
+        Workload(
+            "archive",
+            _archive,
+            slots=(3, 5),
+            faults=("stall", "pause", "lose", "reorder", *TIER_FAULTS),
+            settings={"verify": "off"},  # nobody but the tier itself sees a bent bit
+            tiered_share=0.9,
+        ),
     )
 }
 """Every workload by name."""

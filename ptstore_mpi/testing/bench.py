@@ -176,7 +176,7 @@ class Space:
         )
         result = self.namespace.load(match, buffers.views, skip_tokens=skip_tokens)
         found = buffers.read()
-        self._bench.remote_bytes += result.by_source["remote"] * self.layout.bytes_per_token
+        self._bench.remote_bytes += self._far_tokens(result) * self.layout.bytes_per_token
         assert result.tokens <= match.tokens, (match, result)
         assert sum(result.by_source.values()) == result.tokens, result
         assert set(result.by_source) == set(SOURCES), result
@@ -189,6 +189,11 @@ class Space:
             assert (array[:skipped] == BLANK).all(), "skipped blocks were written"
             assert (array[beyond:] == BLANK).all(), "blocks beyond the match were written"
         return match, result
+
+    def _far_tokens(self, result: LoadResult) -> int:
+        """Return how many of the loaded tokens came from other nodes, from memory or a file."""
+        near = self._bench.store.topology.servers_of(self._bench.store.node)
+        return sum(n for server, n in result.by_server.items() if server not in near)
 
     def check_match(self, match: Match, prompt_tokens: int) -> None:
         """Check what holds for every match."""

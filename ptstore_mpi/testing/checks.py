@@ -39,8 +39,8 @@ def check_space(cluster: Cluster) -> None:
 def check_server_space(handler: ServerHandler) -> None:
     """Check the same of one server."""
     cache, replicas = handler.cache, handler.replicas.replicas
-    copies = [*segments_of(cache), *replicas]
-    extents = sorted((copy.offset, copy.offset + copy.nbytes) for copy in copies)
+    in_memory = [segment for segment in segments_of(cache) if segment.in_memory]
+    extents = sorted((copy.offset, copy.offset + copy.nbytes) for copy in [*in_memory, *replicas])
     for (_, end), (start, _) in itertools.pairwise(extents):
         assert end <= start, f"extents overlap at {start}"
     assert all(end <= cache.room.capacity_bytes for _, end in extents), extents
@@ -50,10 +50,11 @@ def check_server_space(handler: ServerHandler) -> None:
         SegmentState.ZOMBIE: cache.zombie_bytes,
     }
     for state, total in totals.items():
-        found = sum(segment.nbytes for segment in segments_of(cache, state))
+        found = sum(segment.nbytes for segment in in_memory if segment.state is state)
         assert found == total, f"{state}: {found} bytes in segments, {total} counted"
     metadata = sum(
         metadata_bytes_of(s.block_count, 0 if s.index else s.record.own_start)
+        + cache.slot_metadata_bytes
         for s in segments_of(cache)
     )
     assert metadata == cache.metadata_bytes, (metadata, cache.metadata_bytes)
@@ -61,6 +62,8 @@ def check_server_space(handler: ServerHandler) -> None:
     assert kept == replicas.used_bytes <= replicas.most_bytes, (kept, replicas.counters())
     used = sum(totals.values()) + metadata + kept
     assert cache.room.free_bytes == cache.room.capacity_bytes - used >= 0, cache.counters()
+    for segment in segments_of(cache, SegmentState.PUBLISHED):
+        assert segment.in_memory or segment.slot is not None, f"{segment.id:#x} is nowhere"
     blocks = {
         segment.block_hash(i)
         for segment in segments_of(cache, SegmentState.PUBLISHED)

@@ -18,7 +18,7 @@ import ptstore_mpi
 from ptstore_mpi.client import Store
 from ptstore_mpi.config import Config
 from ptstore_mpi.sim.simulation import Simulation
-from ptstore_mpi.testing import cases_life, cases_prefix, cases_room
+from ptstore_mpi.testing import cases_life, cases_prefix, cases_room, cases_tiers
 from ptstore_mpi.testing.bench import Bench
 
 __all__ = ["CASES", "RUNNERS", "Case", "run_case", "run_simulated"]
@@ -56,7 +56,7 @@ class Case:
 def _cases() -> list[Case]:
     found = [
         Case(function.__name__, function, dict(settings))
-        for module in (cases_prefix, cases_room, cases_life)
+        for module in (cases_prefix, cases_room, cases_life, cases_tiers)
         for function, settings in module.CASES
     ]
     modes = [

@@ -73,6 +73,14 @@ class Files:
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize
 
+    def close(self, descriptor: int) -> None:
+        """Close a file."""
+        os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Take a file away; nothing happens where there is none."""
+        path.unlink(missing_ok=True)
+
     def write(self, descriptor: int, views: Sequence[memoryview], offset: int) -> int:
         """Write from several pieces of memory; return how many bytes were."""
         return os.pwritev(descriptor, views, offset)

@@ -56,6 +56,8 @@ class SlabStore:
         What was found at the start.
     clock
         Seconds, for pauses.
+    pause_s
+        How long nothing is tried after a failed write, or a slab that could not be made.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SlabStore:
         facts: FileSystemFacts,
         leftovers: Leftovers,
         clock: Callable[[], float] = time.monotonic,
+        pause_s: float = _PAUSE_S,
     ) -> None:
         self.settings = settings
         self.facts = facts
@@ -76,6 +79,7 @@ class SlabStore:
         self._files = files
         self._workers = workers
         self._clock = clock
+        self._pause_s = pause_s
         self._room = SlabRoom(settings, os.urandom(16))
         self._making: Slab | None = None
         self._in_flight_count = 0
@@ -208,10 +212,21 @@ class SlabStore:
         ended = self.poll()
         for slab in self._room.slabs:
             if slab.descriptor >= 0:
-                os.close(slab.descriptor)
+                self._files.close(slab.descriptor)
                 slab.descriptor = -1
         self._directory.close()
         return ended
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the capacity that no slot has, in files or not."""
+        settings = self.settings
+        return settings.most_slabs * settings.slab_bytes - self._room.reserved_bytes
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether a slab is being made."""
+        return self._making is not None
 
     def counters(self) -> dict[str, int]:
         """Return sizes and events by name, in bytes and counts."""
@@ -271,7 +286,7 @@ class SlabStore:
         self._room.forget_slab(task.slab)
         if task.outcome != "cancelled":
             self._counts["failed_slab_count"] += 1
-            self._no_slab_before_s = self._clock() + _PAUSE_S
+            self._no_slab_before_s = self._clock() + self._pause_s
             self._warn("no further slab", task.detail)
 
     def _may_start(self, slot: FileSlot, memory: memoryview, state: SlotState) -> bool:
@@ -305,7 +320,7 @@ class SlabStore:
             slot.checksums = task.checksums
             slot.state = SlotState.WRITTEN if outcome == "done" else SlotState.FAILED
             if outcome not in ("done", "cancelled"):
-                self._no_slot_before_s = self._clock() + _PAUSE_S
+                self._no_slot_before_s = self._clock() + self._pause_s
                 self._warn("a write failed", f"{outcome}: {task.detail}")
         self._room.free_if_idle(slot)
         self._remove_if_empty(slot.slab)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -165,8 +164,8 @@ class RemoveSlab(_Job):
 
     def _do(self, scratch: Scratch, stop: threading.Event) -> Outcome:
         descriptor, self.slab.descriptor = self.slab.descriptor, -1
-        os.close(descriptor)
-        self.path.unlink(missing_ok=True)
+        self.files.close(descriptor)
+        self.files.remove(self.path)
         return "done"
 
 

@@ -94,6 +94,7 @@ class LocalTransport(ClientTransport):
     def close(self) -> None:
         """Let the arena go."""
         self._let_memory_go()
+        self._handler.close_tier()
         self._arena.close()
 
     def _complete(self) -> int:
@@ -105,6 +106,7 @@ class LocalTransport(ClientTransport):
         now = self.now()
         self._carry_out(self._handler.grow(self._arena.populated_bytes, now))
         self._carry_out(self._handler.tick(now))
+        self._carry_out(self._handler.poll_tier(now))
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

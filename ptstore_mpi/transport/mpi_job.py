@@ -36,7 +36,7 @@ from ptstore_mpi.transport.leftovers import LauncherWatch
 from ptstore_mpi.transport.mpi_client import MpiClientTransport
 from ptstore_mpi.transport.mpi_server import MpiServer
 from ptstore_mpi.transport.probe import choose_transport
-from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler
+from ptstore_mpi.transport.server_parts import check_shared_memory, make_handler, open_tier
 from ptstore_mpi.transport.stall import StallWatch
 from ptstore_mpi.transport.watchdog import abort_after
 from ptstore_mpi.types import ServerIndex
@@ -210,6 +210,7 @@ class MpiJob:
                 arena.memory,
                 self.config,
                 server_count=len(self.topology.server_ranks),
+                tier=open_tier(self._server_index(), arena.memory, self.config),
             ),
             arena,
             control=self._control,
@@ -261,6 +262,8 @@ class MpiJob:
             self._wait(self.comm.Ibarrier())
             if self._window is not None:
                 self._window.close(self._idle)
+            if self.server is not None:
+                self.server.close_tier()
             for arena in self._arenas.values():
                 arena.close()
             self._free_communicators()

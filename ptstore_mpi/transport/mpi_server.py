@@ -137,10 +137,18 @@ class MpiServer:
             self._carry_out(self._handler.tick(now))
         if not self._handler.cache.room.is_populated:
             self._carry_out(self._handler.grow(self._arena.populated_bytes, now))
+        if self._handler.lower is not None:
+            actions = self._handler.poll_tier(now)
+            self._carry_out(actions)
+            active |= bool(actions)
         self._channel.flush()
         self._peers.flush()
         # A lease of another node means fetches, and these progress only while this loop turns.
         return active or not self._handler.lease_holders <= self._near
+
+    def close_tier(self) -> None:
+        """Give the file tier up; it waits for the I/O under way."""
+        self._handler.close_tier()
 
     @property
     def is_quiet(self) -> bool:

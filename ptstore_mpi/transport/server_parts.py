@@ -8,17 +8,23 @@ from ptstore_mpi import _native
 from ptstore_mpi.arena import Memory
 from ptstore_mpi.cache.admission import make_admission
 from ptstore_mpi.cache.eviction import Eviction
+from ptstore_mpi.cache.memory_copies import MemoryCopies
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.policies.factory import make_policy
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Segment
+from ptstore_mpi.cache.tier import Tier
 from ptstore_mpi.config import Config
-from ptstore_mpi.errors import ConfigError
+from ptstore_mpi.errors import ConfigError, PTStoreError
 from ptstore_mpi.protocol.handler import ServerHandler
+from ptstore_mpi.tiers.segment_tier import SegmentTier
+from ptstore_mpi.tiers.settings import TierSettings
+from ptstore_mpi.tiers.slab_store import SlabStore
+from ptstore_mpi.tiers.stacked_tier import StackedTier
 from ptstore_mpi.types import GENERATION_BITS, ServerIndex
 
-__all__ = ["check_shared_memory", "make_handler"]
+__all__ = ["check_shared_memory", "make_handler", "open_tier", "tier_settings"]
 
 
 def check_shared_memory(config: Config, *, host: str, server_count: int, free_bytes: int) -> None:
@@ -38,6 +44,51 @@ def check_shared_memory(config: Config, *, host: str, server_count: int, free_by
         )
 
 
+def tier_settings(config: Config) -> dict[str, TierSettings]:
+    """Return the settings of the file tiers of each server by name, the upper one first.
+
+    Raises
+    ------
+    ConfigError
+        They do not fit together.
+    """
+    return {
+        name: TierSettings(
+            directory=getattr(config, f"{name}_dir"),
+            capacity_bytes=getattr(config, f"{name}_bytes") // config.servers_per_node,
+            slab_bytes=config.slab_bytes,
+            io_threads=config.tier_threads,
+            direct=config.tier_direct,
+        )
+        for name in ("ssd", "pfs")
+        if getattr(config, f"{name}_dir")
+    }
+
+
+def open_tier(server: ServerIndex, memory: Memory, config: Config) -> Tier | None:
+    """Open the file tiers of ``server`` over the memory of its arena; None: there are none.
+
+    Raises
+    ------
+    ConfigError
+        The settings do not fit together, or a folder does not do what they ask.
+    TransportError
+        No folder can be made there.
+    """
+    stores: dict[str, SlabStore] = {}
+    try:
+        for name, settings in tier_settings(config).items():
+            stores[name] = SlabStore.open(settings, owner=f"server-{server}")
+    except PTStoreError:
+        for store in stores.values():
+            store.close()
+        raise
+    if len(stores) == 2:
+        (upper_name, upper), (lower_name, lower) = stores.items()
+        return StackedTier((upper_name, lower_name), upper, lower, memory=memory)
+    return next((SegmentTier(name, store, memory) for name, store in stores.items()), None)
+
+
 def make_handler(
     server: ServerIndex,
     memory: Memory | None,
@@ -47,6 +98,7 @@ def make_handler(
     populated_bytes: int = 0,
     generation_bits: int = GENERATION_BITS,
     peer_resend_s: float = 1.0,
+    tier: Tier | None = None,
 ) -> ServerHandler:
     """Return the handler of ``server`` over the memory of its arena.
 
@@ -63,6 +115,8 @@ def make_handler(
         As in `SlotTable`.
     peer_resend_s
         As in `ServerHandler`.
+    tier
+        Its file tier, from `open_tier`.
     """
 
     def is_intact(copy: Segment | Replica, checksums: bytes) -> bool:
@@ -78,16 +132,26 @@ def make_handler(
         )
         return found.tobytes() == checksums
 
-    eviction = None
+    eviction = copies = None
+    policy = "lru" if config.eviction == "none" else config.eviction  # of what may always go
+    if tier is not None:
+        copies = MemoryCopies(Eviction(make_policy(policy, config.arena_bytes)))
     if config.eviction != "none":
-        eviction = Eviction(make_policy(config.eviction, config.arena_bytes))
+        below = 0 if tier is None else tier.capacity_bytes
+        eviction = Eviction(make_policy(config.eviction, config.arena_bytes + below))
     room = Room(config.arena_bytes, populated_bytes=populated_bytes)
-    replica_policy = "lru" if config.eviction == "none" else config.eviction
     return ServerHandler(
-        OwnedCache(server, room, generation_bits=generation_bits, eviction=eviction),
+        OwnedCache(
+            server,
+            room,
+            generation_bits=generation_bits,
+            eviction=eviction,
+            copies=copies,
+            tier=tier,
+        ),
         ReplicaCache(
             room,
-            make_policy(replica_policy, config.arena_bytes),
+            make_policy(policy, config.arena_bytes),
             least_bytes=int(config.replica_min_share * config.arena_bytes),
             most_bytes=int(config.replica_max_share * config.arena_bytes),
         ),
@@ -98,5 +162,6 @@ def make_handler(
         redirect_bytes=config.redirect_bytes,
         unconfirmed_count=config.unconfirmed_count,
         peer_resend_s=peer_resend_s,
+        reused_only=config.ssd_admission == "reused",
         verify="always" if config.verify_publish else "off" if config.verify == "off" else "remote",
     )

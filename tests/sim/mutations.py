@@ -22,15 +22,19 @@ from ptstore_mpi.cache.leases import Leases
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.protocol.context import Ledger
+from ptstore_mpi.protocol.demotion import Demotion
 from ptstore_mpi.protocol.fan_out import FanOut
 from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.protocol.peer_link import PeerLink
 from ptstore_mpi.protocol.plan import Fetch
+from ptstore_mpi.protocol.promotion import Promotion
 from ptstore_mpi.protocol.reads import ReadPath
 from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.replicas import ReplicaPath
 from ptstore_mpi.protocol.writes import WritePath
 from ptstore_mpi.sim.workloads import WORKLOADS
+from ptstore_mpi.tiers.room import SlabRoom
+from ptstore_mpi.tiers.transfers import ReadSlot
 
 __all__ = ["MUTATIONS", "Mutation"]
 
@@ -272,7 +276,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "an owner forgets a lease before the time it granted",
         "P11",
-        ReadPath._grant,
+        ReadPath.grant,
         "now + granted_s",
         "now + granted_s / 2",
     ),
@@ -333,6 +337,80 @@ MUTATIONS: tuple[Mutation, ...] = (
             (Ledger.finish, "self._free_if_idle(extent)", "pass"),
         ),
     ),
+    # -- P14: file tiers -----------------------------------------------------------------------
+    Mutation(
+        "a promotion eats the lease",
+        "P11, CE 8",
+        (
+            (Promotion._keep, "self._cache.lease(segment, key, until)", "pass"),
+            (
+                Promotion.read_ended,
+                "pending.segments, pending.fetched, now",
+                "pending.segments, pending.fetched, pending.until - pending.request.remaining_s",
+            ),
+        ),
+    ),
+    _one(
+        "what cannot be read stays",
+        "P15, CE 9",
+        Promotion.read_ended,
+        "yield from self._removal.lose(segment, now)",
+        "self._cache.free_memory(segment)",
+    ),
+    _one(
+        "leases are looked at only when a write begins",
+        "P14, CE 14",
+        Demotion.write_ended,
+        "self._cache.let_slot_go(segment)",
+        "self._cache.let_slot_go(segment)\n    else:\n        self._free(segment)",
+    ),
+    Mutation(
+        "memory is freed before its write has ended",
+        "P14",
+        (
+            (Demotion._begin, 'segment.move = "write"', "pass"),
+            (Demotion._begin, "self._cache.hold(segment)", "pass"),
+            (Demotion.write_ended, "self._cache.let_go(segment)", "pass"),
+        ),
+    ),
+    _one(
+        "a promotion waits for room and holds leases",
+        "P14, CE 22",
+        Promotion.acquire,
+        "if waiting:",
+        "if len(prefix) < len(segments):\n"
+        "        needed = {segments[len(prefix)]}\n"
+        "        self._pending[key] = _Pending(request, segments, set(), needed, until)\n"
+        "    elif waiting:",
+    ),
+    Mutation(
+        "a slot is freed with I/O on it",
+        "P14",
+        (
+            (
+                SlabRoom.release,
+                "self.free_if_idle(slot)",
+                "slot.slab.slots.remove(slot)\n"
+                "    slot.slab.allocator.release(slot.place.offset, slot.nbytes)\n"
+                "    self.reserved_bytes -= slot.nbytes",
+            ),
+            (SlabRoom.free_if_idle, "if slot.is_released and not slot.is_busy:", "if False:"),
+        ),
+    ),
+    _one(
+        "a slot outlives its segment",
+        "P14",
+        OwnedCache.retire,
+        "self.let_slot_go(segment)",
+        "pass",
+    ),
+    _one(
+        "what is read back is not verified",
+        "P14",
+        ReadSlot._do,
+        "if _checksums(slot, self.memory) != slot.checksums:",
+        "if False:",
+    ),
     # -- P15: evicting, dropping and losing ----------------------------------------------------
     Mutation(
         "a segment is evicted under a lease",
@@ -346,7 +424,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a segment is evicted before its child on another server",
         "P7, P15",
         (
-            (OwnedCache.link, "self.hold(parent)", "pass"),
+            (OwnedCache.link, "self._eviction.hold(parent)", "pass"),
             (OwnedCache.unlink, "self._eviction.let_go(parent)", "pass"),
             (OwnedCache.publish, "self._eviction.let_go(parent)", "pass"),
         ),
@@ -566,7 +644,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "no byte of a load counts as used",
         "invariant 6",
         load._result,
-        'state.used_rma_bytes = blocks["remote"] * state.block_bytes',
+        "state.used_rma_bytes = crossed * state.block_bytes",
         "state.used_rma_bytes = 0",
     ),
     _one(
@@ -607,7 +685,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "a lease is as long as asked for",
         "P11",
-        ReadPath._grant,
+        ReadPath.grant,
         "granted_s = min(request.remaining_s, self._lease_cap_s)",
         "granted_s = request.remaining_s",
     ),

@@ -38,21 +38,22 @@ def hashes_of(*blocks, root=NAMESPACE):
 class Hand:
     """A server, and the messages that its clients could send.
 
-    ``bad`` holds the offsets of segments whose bytes shall fail their checksums.
+    ``bad`` holds the offsets of segments whose bytes shall fail their checksums. ``below`` makes
+    what the cache needs for a file tier, given the size of the arena.
     """
 
+    tensor_bytes = TENSOR_BYTES
+    slot_bytes = SLOT_BYTES
+
     def __init__(self, *, slots=8, server=0, now=100.0, **options):
-        capacity = -(-slots * SLOT_BYTES // 4096) * 4096
+        capacity = -(-slots * self.slot_bytes // 4096) * 4096
         self.bad = set()
         options.setdefault("peer_resend_s", 1e9)
         room = Room(capacity)
         policy = options.pop("eviction", None)
-        self.cache = OwnedCache(
-            server,
-            room,
-            generation_bits=options.pop("bits", 0),
-            eviction=Eviction(make_policy(policy, capacity)) if policy else None,
-        )
+        below = options.pop("below", lambda capacity: {})(capacity)
+        below.setdefault("eviction", Eviction(make_policy(policy, capacity)) if policy else None)
+        self.cache = OwnedCache(server, room, generation_bits=options.pop("bits", 0), **below)
         self.replicas = ReplicaCache(
             room,
             make_policy("lru", capacity),
@@ -93,7 +94,7 @@ class Hand:
             tuple(ancestors),
             hashes[len(blocks) - own :].tobytes(),
             counts,
-            TENSOR_BYTES,
+            self.tensor_bytes,
             remaining_s,
             mapped,
             **key,

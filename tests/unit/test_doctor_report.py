@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from ptstore_mpi import cli
-from ptstore_mpi.doctor_report import HostFacts, JobFacts, MpiFacts, Report, advise, render
+from ptstore_mpi.doctor_report import (
+    HostFacts,
+    JobFacts,
+    MpiFacts,
+    Report,
+    TierFacts,
+    advise,
+    render,
+)
 
 MPI = MpiFacts(
     library="MPICH 5.0.2",
@@ -44,6 +52,50 @@ JOB = JobFacts(
     shared_memory_dir="/dev/shm",
     hosts=[HOST],
 )
+
+
+TIER = TierFacts(
+    name="ssd",
+    directory="/local/scratch",
+    file_system="xfs",
+    free_bytes=900 << 30,
+    wanted_bytes=500 << 30,
+    direct=True,
+    direct_reason="O_DIRECT works",
+    write_bytes_per_s=2.5e9,
+    read_bytes_per_s=3.5e9,
+)
+
+
+def with_tier(**changes):
+    tier = msgspec.structs.replace(TIER, **changes)
+    return msgspec.structs.replace(JOB, hosts=[msgspec.structs.replace(HOST, tiers=[tier])])
+
+
+def test_a_tier_is_told_where_there_is_one():
+    job = with_tier()
+    assert advise(MPI, job) == []
+    text = render(Report(usable=True, mpi=MPI, job=job))
+    for part in (
+        "tier ssd",
+        "500.00 GiB of 900.00 GiB free in /local/scratch (xfs)",
+        "past the page cache: O_DIRECT works",
+        "writes 2.50 GB/s and reads 3.50 GB/s",
+    ):
+        assert part in text
+    assert "tier" not in render(Report(usable=True, mpi=MPI, job=JOB))
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"free_bytes": 100 << 30}, "ssd_bytes asks for 500.00 GiB, but /local/scratch has 100.00"),
+        ({"file_system": "tmpfs"}, "/local/scratch is memory (tmpfs)"),
+    ],
+)
+def test_advice_about_a_tier(changes, advice):
+    (line,) = advise(MPI, with_tier(**changes))
+    assert advice in line
 
 
 def test_nothing_to_advise():

@@ -15,6 +15,7 @@ from ptstore_mpi.sim.checkers.contents import OnlyComplete, RightBytes
 from ptstore_mpi.sim.checkers.copies import Copies, RightReplicas
 from ptstore_mpi.sim.checkers.held import Held
 from ptstore_mpi.sim.checkers.known import Found, NoHole
+from ptstore_mpi.sim.checkers.sources import Sources
 from ptstore_mpi.sim.checkers.use import Trims, Useful
 
 __all__ = ["CHECKERS", "Checker"]
@@ -29,6 +30,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     Held,
     NoHole,
     Conservation,
+    Sources,
     Limits,
     Copies,
     InTime,

@@ -17,7 +17,7 @@ from ptstore_mpi.testing.checks import (
     check_quiet,
     check_server_space,
 )
-from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult, segment_owner
+from ptstore_mpi.types import LoadResult, Match, ServerIndex, StoreResult
 
 __all__ = ["Conservation", "InTime", "Limits"]
 
@@ -31,6 +31,7 @@ class Conservation(Checker):
         super().__init__(sim, salts)
         self._asked: Counter[int] = Counter()
         self._players: dict[int, Player] = {}
+        self._crossed: Counter[int] = Counter()
 
     def loaded(self, player: Player, prompt: Prompt, match: Match, **how: Any) -> None:
         """Add up one request."""
@@ -43,21 +44,9 @@ class Conservation(Checker):
         self.require(how["skip_tokens"] <= result.tokens <= match.tokens, f"{match}: {result}")
         whole = result.tokens == match.tokens
         self.require(whole == (result.reason in ("loaded", "nothing")), f"the reason of {result}")
-        near = self._near_tokens(player, match, how["skip_tokens"], result.tokens)
-        self.require(
-            result.by_source["owned"] == near,
-            f"{near} of the tokens lie on the own node: {result}",
-        )
-
-    def _near_tokens(self, player: Player, match: Match, start: int, end: int) -> int:
-        """Return how many of the tokens ``start`` to ``end`` of a match lie on a client's node."""
         near = self.sim.contexts[player.client].near
-        depth = total = 0
-        for ref in match.segments:
-            first, depth = depth, depth + ref.block_count * BLOCK_TOKENS
-            if segment_owner(ref.segment) in near:
-                total += max(min(depth, end) - max(first, start), 0)
-        return total
+        far = {server: n for server, n in result.by_server.items() if server not in near}
+        self._crossed[player.client] += sum(far.values())
 
     def stored(self, player: Player, prompt: Prompt, result: StoreResult, **how: Any) -> None:
         """Check that a store built upon nothing that its client could not verify (P8)."""
@@ -80,7 +69,7 @@ class Conservation(Checker):
             self.require(stored >= 0, f"{tokens}")
             moved = player.store.stats()["bytes"]
             used = moved["rma_bytes"] - moved["discarded_bytes"]
-            wanted = tokens["remote"] * self.sim.layout.bytes_per_token
+            wanted = self._crossed[client] * self.sim.layout.bytes_per_token
             self.require(used == wanted, f"{used} bytes were used, {wanted} loaded from far")
 
 
@@ -106,6 +95,10 @@ class Limits(Checker):
         """Check the budget at every step, the whole account now and then."""
         cache = self.sim.servers[server].cache
         self.require(cache.room.free_bytes >= 0, f"server {server} is over its budget")
+        tier = self.sim.tiers.get(server)
+        if tier is not None:
+            sizes = tier.store.counters()
+            self.require(sizes["file_bytes"] <= sizes["capacity_bytes"], f"a tier of {sizes}")
         self._changes[server] += 1
         if self._changes[server] % EVERY == 0:
             self.expect(check_server_space, self.sim.servers[server])
@@ -121,6 +114,11 @@ class Limits(Checker):
         }
         for handler in self.sim.servers:
             self.expect(check_server_space, handler)
+        for server, tier in self.sim.tiers.items():
+            sizes = tier.store.counters()
+            kept = [x for x in self.sim.servers[server].cache.slots if x.slot is not None]
+            right = sizes["slot_count"] == len(kept) and not sizes["in_flight_count"]
+            self.require(right, f"{len(kept)} slots are in use of {sizes}")
         if not vanished:
             self.expect(check_quiet, self.sim)
             for server, handler in enumerate(self.sim.servers):

@@ -44,7 +44,13 @@ class Checker(Observer):
             raise InvariantError(f"{self.number}: {error}") from None
 
     def is_right(self, server: ServerIndex, copy: Segment | Replica) -> bool:
-        """Tell whether the bytes of a segment or a replica are those of its tokens."""
+        """Tell whether the bytes of a segment or a replica are those of its tokens, everywhere."""
         image = self.books[copy.namespace].image_of(copy.hashes)
-        found = self.sim.memories[server][copy.offset : copy.offset + len(image)]
-        return bool(np.array_equal(found, image))
+        found = []
+        if not isinstance(copy, Segment) or copy.has_bytes:
+            found.append(self.sim.memories[server][copy.offset :])
+        if isinstance(copy, Segment) and server in self.sim.tiers:
+            in_file = self.sim.tiers[server].payload_of(copy)
+            if in_file is not None:
+                found.append(in_file)
+        return all(np.array_equal(each[: len(image)], image) for each in found)

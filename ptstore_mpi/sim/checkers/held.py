@@ -128,7 +128,7 @@ class Held(Checker):
             lease
             for lease in self._promises.leases[server]
             if (lease.client, lease.op) == (client, op)
-            and 0 <= offset - lease.copy.offset < lease.copy.nbytes
+            and 0 <= offset - lease.offset < lease.copy.nbytes
         ]
         if leases and max(lease.expiry_s for lease in leases) < self.sim.now:
             near = server in self.sim.contexts[client].near

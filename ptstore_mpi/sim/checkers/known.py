@@ -75,6 +75,12 @@ class Found(Checker):
                 if segment in self.sim.bent and not self.is_right(server, segment):
                     self._allowed = self._required = {segment}
 
+    def unread(self, server: ServerIndex, segment: Segment) -> None:
+        """What cannot be read is lost: or matches would find what no load can bring (P15)."""
+        self._allowed.add(segment)
+        if segment.state is SegmentState.PUBLISHED:
+            self._required.add(segment)
+
     def published(self, server: ServerIndex, segment: Segment) -> None:
         """Note its blocks as known; the last of an increment is known once on a server (P8)."""
         self.require(segment not in self._cleared, "published after its namespace was cleared")

@@ -37,7 +37,8 @@ class Useful(Checker):
     def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
         super().__init__(sim, salts)
         self._calm = sim.dice.plan == FaultPlan()
-        self._removed_any = False
+        # Over a file tier a prefix may end where memory has no room to bring the rest back.
+        self._removed_any = bool(sim.tiers)
 
     def request(self, server: ServerIndex, message: Request) -> None:
         """From the first removal on, a client may find that something has gone."""
