@@ -37,6 +37,7 @@ from experiments.trace_replay.places import MpiPlace, Place, SimPlace
 from experiments.trace_replay.tables import CEILINGS, EXPERIMENT, OWNERS, REQUESTS, SERVERS
 from experiments.traces import Trace, load_trace, require_trace
 from ptstore_mpi import Config, ConfigError
+from ptstore_mpi.types import PAGE_BYTES, whole_pages
 
 ROUTING = 23  # stream of the seed
 TURN_REQUESTS = 512  # requests of all clients between two writes to the file
@@ -123,10 +124,21 @@ def settings_of(options: Options) -> Config:
         "ssd_dir": options.ssd_dir,
         "ssd_bytes": options.ssd_bytes,
     }
+    if options.ssd_bytes:
+        settings["slab_bytes"] = slab_bytes_of(options)
     if options.transport == "sim":  # where nothing moves, pieces of a segment only cost time
         segment_bytes = options.segment_tokens * options.bytes_per_token
         settings["get_bytes"] = max(Config().get_bytes, segment_bytes)
     return Config.load(**settings)
+
+
+def slab_bytes_of(options: Options) -> int:
+    """Return the size of the files of a tier: some 64 of them, and room for a segment in each."""
+    block_count = options.segment_tokens // options.block_tokens
+    slot_bytes = (
+        options.segment_tokens * options.bytes_per_token + 64 * block_count + 2 * PAGE_BYTES
+    )
+    return whole_pages(min(max(options.ssd_bytes // 64, 4 * slot_bytes), options.ssd_bytes))
 
 
 def start(trace: Trace, options: Options, config: Config) -> Outcome | None:

@@ -7,6 +7,7 @@ clients that are here by number, their count, arrival of a request, counters of 
 from __future__ import annotations
 
 import mmap
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +16,11 @@ from experiments.trace_replay.replayer import NAMESPACE, Bytes, Replayer, layout
 from experiments.traces import Trace, TraceRequest
 from ptstore_mpi import Config, Store
 from ptstore_mpi.sim.cluster import Cluster
+from ptstore_mpi.sim.faults import FaultPlan
+from ptstore_mpi.sim.simulation import Simulation
 from ptstore_mpi.types import GENERATION_BITS
 
+AT_ONCE = FaultPlan(delay_s=1e-6, peer_delay_s=1e-6)
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which `mmap` does not name
 
 
@@ -39,7 +43,9 @@ class SimPlace:
     def __init__(self, trace: Trace, options: Options, config: Config) -> None:
         nodes = range(options.nodes)
         self.node_count = options.nodes
-        self._cluster = Cluster(
+        # A file tier takes its time, so there the clock goes on by itself.
+        cluster = partial(Simulation, plan=AT_ONCE) if config.ssd_dir else Cluster
+        self._cluster: Cluster = cluster(
             config,
             server_nodes=[node for node in nodes for _ in range(config.servers_per_node)],
             client_nodes=[node for node in nodes for _ in range(options.clients_per_node)],

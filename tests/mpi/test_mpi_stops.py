@@ -67,7 +67,7 @@ def test_aborts_by_the_thousand(transport, netmod):
     assert sum(int(count) for count, _, where in ends if where != "completed") >= 1600
     for operation, steps in {
         "load": ["AcquireRequest", "Receive", "StartGet", "AwaitTokens", "Unpack", "Now",
-                 "ReleaseRequest", "completed"],
+                 "FilledRequest", "ReleaseRequest", "completed"],
         "store": ["MatchRequest", "Receive", "ReserveRequest", "Pack", "StartWrite", "AwaitTokens",
                   "PublishRequest", "AbandonRequest", "Now", "completed"],
     }.items():  # fmt: skip
