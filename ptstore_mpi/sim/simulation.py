@@ -299,8 +299,12 @@ class Simulation(Cluster):
             client
             for client, transfers in self._moving.items()
             for transfer in transfers
-            if transfer.target is not None and np.may_share_memory(transfer.target, memory)
+            if transfer.target is not None and self._overlap(transfer.target, memory)
         ]
+
+    def _overlap(self, one: Memory, other: Memory) -> bool:
+        """Tell whether two memories share a byte; counted ones are all the same, and never do."""
+        return not self.counts_only and np.may_share_memory(one, other)
 
     @property
     def peer_messages_under_way(self) -> int:
@@ -333,7 +337,7 @@ class Simulation(Cluster):
     def move(self, transport: SimTransport, transfer: Transfer) -> None:
         """Let the parts of a transfer move one after the other."""
         for other in self._moving.get(transport.client, ()):
-            if np.may_share_memory(other.staging, transfer.staging):
+            if self._overlap(other.staging, transfer.staging):
                 raise InvariantError("1: a transfer uses memory that is still in use (P13)")
         self._moving.setdefault(transport.client, []).append(transfer)
         rng, plan = self.dice.rng, self.dice.plan
