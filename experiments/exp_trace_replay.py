@@ -34,7 +34,15 @@ from experiments.common.workload import WorkloadError
 from experiments.trace_replay.bounds import ceiling_rows
 from experiments.trace_replay.options import LEAST_SEGMENT_TOKENS, Options, parse_options
 from experiments.trace_replay.places import MpiPlace, Place, SimPlace
-from experiments.trace_replay.tables import CEILINGS, EXPERIMENT, OWNERS, REQUESTS, SERVERS
+from experiments.trace_replay.tables import (
+    CEILINGS,
+    DECISIONS,
+    EXPERIMENT,
+    OWNERS,
+    REQUESTS,
+    SERVERS,
+    decision_rows,
+)
 from experiments.traces import Trace, load_trace, require_trace
 from ptstore_mpi import Config, ConfigError
 from ptstore_mpi.types import PAGE_BYTES, whole_pages
@@ -198,6 +206,7 @@ def replay(run: Run) -> Outcome:
             return Outcome(0)
         file.append(OWNERS, [row for of_client in owners for rows in of_client for row in rows])
         file.append(SERVERS, _server_rows(place))
+        file.append(DECISIONS, decision_rows(place.decisions()))
         namespace = next(iter(place.replayers.values())).namespace
         rows = ceiling_rows(run.trace, namespace, run.options, nodes=place.node_count)
         file.append(CEILINGS, rows)

@@ -19,7 +19,14 @@ from ptstore_mpi.layout import KVLayout, TensorSpec
 from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.tensor_view import TensorView
 from ptstore_mpi.transport.leftovers import unlink_mpi_names
-from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, TransportChoice
+from ptstore_mpi.types import (
+    SOURCES,
+    BalanceDecision,
+    LoadResult,
+    Match,
+    StoreResult,
+    TransportChoice,
+)
 
 if TYPE_CHECKING:
     from ptstore_mpi.job import Job, launch, run
@@ -28,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SOURCES",
+    "BalanceDecision",
     "CapacityError",
     "ClosedError",
     "Config",

@@ -19,7 +19,7 @@ from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol.context import ClientContext
 from ptstore_mpi.stats import ClientStats
 from ptstore_mpi.transport.base import ClientTransport
-from ptstore_mpi.types import TransportChoice, whole_pages
+from ptstore_mpi.types import BalanceDecision, TransportChoice, whole_pages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -130,11 +130,14 @@ class Store:
         came from other nodes, through the window or, with `p2p`, in messages; ``discarded_bytes``
         of these were not used), ``seconds``, ``calls`` and ``reasons`` by operation;
         ``transport``: ``name``, ``reason`` and ``library``, and ``malformed_count``, replies that
-        failed their checksum and were asked for again. Collective: no.
+        failed their checksum and were asked for again. With ``replica_share = adaptive`` also
+        ``times_per_gb``: what 1 GB of KV took of late by where it came from. Collective: no.
         """
         choice = self.transport_choice
+        times = self._context.times
         return {
             **self._stats.as_dict(self._context.counters),
+            **({} if times is None else {"times_per_gb": times.times._asdict()}),
             "transport": {
                 "name": choice.name,
                 "reason": choice.reason,
@@ -149,6 +152,17 @@ class Store:
         until = self._transport.now() + self.config.match_timeout_s
         counters = self._transport.perform(maintain.server_counters(self._context, until))
         return [counters[server] for server in sorted(counters)]
+
+    def balance(self) -> dict[int, list[BalanceDecision]]:
+        """Return what each server that answers decided of late about its share for replicas.
+
+        Its last 256 decisions, oldest first, by server; none where ``replica_share`` is ``fixed``.
+        Collective: no.
+        """
+        self._check_open()
+        until = self._transport.now() + self.config.match_timeout_s
+        decisions = self._transport.perform(maintain.server_decisions(self._context, until))
+        return {int(server): decisions[server] for server in sorted(decisions)}
 
     def ping(self, *, request_bytes: int = 0, reply_bytes: int = 0, count: int = 1) -> float | None:
         """Return how long it takes until every server has answered messages of this size, s.

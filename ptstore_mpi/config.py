@@ -23,6 +23,10 @@ __all__ = ["Config", "parse_bytes"]
 _OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
 _FROM_ENVIRONMENT = "environment variable PTSTORE_*"
 _ZERO_MEANS = {
+    "assumed_disk_s": "as measured",
+    "assumed_local_s": "as measured",
+    "assumed_recompute_s": "as measured",
+    "assumed_remote_s": "as measured",
     "copy_threads": "automatic",
     "pfs_bytes": "no such tier",
     "redirect_bytes": "never",
@@ -109,6 +113,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replica_min_share, replica_max_share
         Share of the memory that such replicas may take, 0 to 1: below the first they stay though
         owned segments want room; the second they never pass.
+    replica_share
+        Up to where replicas push owned segments out: ``fixed``, to ``replica_min_share``; or
+        ``adaptive``, to a share between the two limits that each server moves to where prompts
+        wait least, by what a step more of either would have saved and by measured times.
+    assumed_local_s, assumed_remote_s, assumed_disk_s, assumed_recompute_s
+        Seconds for 1 GB (10**9 bytes) of KV from this node's memory, another's, a lower tier or a
+        prefill, which ``adaptive`` is to take for measured ones; 0: as measured.
     redirect_bytes
         Bytes that clients of other nodes are reading from an owner at once before it sends
         further ones to a node that has a replica; 0: never.
@@ -182,6 +193,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replica_admission: Literal["second_hit", "always", "never"] = "second_hit"
     replica_min_share: float = 0.0
     replica_max_share: float = 0.5
+    replica_share: Literal["fixed", "adaptive"] = "fixed"
+    assumed_local_s: float = 0.0
+    assumed_remote_s: float = 0.0
+    assumed_disk_s: float = 0.0
+    assumed_recompute_s: float = 0.0
     redirect_bytes: int = 64 << 20
     ssd_dir: str = ""
     ssd_bytes: int = 0

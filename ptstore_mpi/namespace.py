@@ -22,6 +22,7 @@ from ptstore_mpi.protocol import store as store_protocol
 from ptstore_mpi.protocol.context import ClientContext
 from ptstore_mpi.protocol.effects import Now, Operation
 from ptstore_mpi.protocol.match import match_broadcast
+from ptstore_mpi.protocol.times import checked_prefill
 from ptstore_mpi.stats import ClientStats
 from ptstore_mpi.tensor_view import bind_views
 from ptstore_mpi.transport.base import ClientTransport
@@ -268,6 +269,20 @@ class Namespace:
         )
         self._stats.add_store(result)
         return result
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """Tell how long an engine took to compute the KV of so many tokens, after it has.
+
+        ``replica_share = adaptive`` weighs a miss by it; else it does nothing. Collective: no.
+
+        Parameters
+        ----------
+        tokens, seconds
+            What was computed, and the time. TypeError or ValueError unless finite, 0 or more.
+        """
+        count, taken_s = checked_prefill(tokens, seconds)
+        if self._context.times is not None:
+            self._context.times.prefilled(count * self.layout.bytes_per_token, taken_s)
 
     def clear(self) -> int | None:
         """Forget this namespace on every server.

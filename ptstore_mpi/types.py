@@ -25,6 +25,7 @@ __all__ = [
     "HASH_BYTES",
     "PAGE_BYTES",
     "SOURCES",
+    "BalanceDecision",
     "BlockHash",
     "BlockHashes",
     "LoadResult",
@@ -99,6 +100,38 @@ class SegmentRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segment: Annotated[int, msgspec.Meta(ge=0)]
     block_count: Annotated[int, msgspec.Meta(ge=1)]
     last_hash: Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+
+
+class BalanceDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one server once decided about its share for replicas; see ``Config.replica_share``.
+
+    Attributes
+    ----------
+    time_s
+        When, on the server's clock, s.
+    share
+        Share of the arena for replicas from then on, 0 to 1.
+    moved_bytes
+        By how much that is more than before; 0: it stayed.
+    replica_more_s, replica_less_s
+        Seconds that a step more for replicas would have saved of late, and one less have cost.
+    owned_more_s, owned_less_s
+        The same for owned segments.
+    local_s, remote_s, disk_s, recompute_s
+        Seconds for 1 GB (10**9 bytes) of KV that this rests on; 0: not known.
+    """
+
+    time_s: float
+    share: float
+    moved_bytes: int
+    replica_more_s: float
+    replica_less_s: float
+    owned_more_s: float
+    owned_less_s: float
+    local_s: float
+    remote_s: float
+    disk_s: float
+    recompute_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.trace_replay.options import Options
 from experiments.trace_replay.replayer import NAMESPACE, Bytes, Replayer, layout_of
 from experiments.traces import Trace, TraceRequest
-from ptstore_mpi import Config, Store
+from ptstore_mpi import BalanceDecision, Config, Store
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.sim.faults import FaultPlan
 from ptstore_mpi.sim.simulation import Simulation
@@ -69,6 +69,10 @@ class SimPlace:
         """Return the counters of every server."""
         return [handler.counters() for handler in self._cluster.servers]
 
+    def decisions(self) -> dict[int, list[BalanceDecision]]:
+        """Return what each server decided about its share for replicas."""
+        return next(iter(self.replayers.values())).store.balance()
+
 
 class MpiPlace:
     """One client of a real job; attributes and methods are those of `SimPlace`."""
@@ -91,6 +95,10 @@ class MpiPlace:
     def server_counters(self) -> list[dict[str, int]]:
         """Return the counters of every server that answers."""
         return self._store.server_stats()
+
+    def decisions(self) -> dict[int, list[BalanceDecision]]:
+        """Return what each server that answers decided about its share for replicas."""
+        return self._store.balance()
 
 
 Place = SimPlace | MpiPlace

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
 from experiments.record import SOURCE_COLUMNS, TEXT, Table
+from ptstore_mpi import BalanceDecision
 
 EXPERIMENT = "exp_trace_replay"
 
@@ -55,3 +60,31 @@ CEILINGS = Table(
         "usable_prefix": ("f8", "1"),
     },
 )
+DECISIONS = Table(
+    "decisions",  # about the share for replicas; none where it is fixed
+    {
+        "server": ("i4", "1"),
+        "time_s": ("f8", "s"),
+        "share": ("f8", "1"),
+        "moved_bytes": ("i8", "bytes"),
+        "replica_more_s": ("f8", "s"),
+        "replica_less_s": ("f8", "s"),
+        "owned_more_s": ("f8", "s"),
+        "owned_less_s": ("f8", "s"),
+        "local_s": ("f8", "s"),  # these four for 1 GB of KV
+        "remote_s": ("f8", "s"),
+        "disk_s": ("f8", "s"),
+        "recompute_s": ("f8", "s"),
+    },
+)
+
+
+def decision_rows(
+    decisions: Mapping[int, Sequence[BalanceDecision]],
+) -> list[dict[str, int | float]]:
+    """Return the rows of `DECISIONS`."""
+    return [
+        {"server": server, **msgspec.structs.asdict(decision)}
+        for server, taken in sorted(decisions.items())
+        for decision in taken
+    ]

@@ -23,12 +23,14 @@ from ptstore_mpi.cache.leases import Leases
 from ptstore_mpi.cache.memory_copies import MemoryCopies
 from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Record, Segment, SegmentState, SlotTable
+from ptstore_mpi.cache.sides import Watch
 from ptstore_mpi.cache.tier import Tier
 from ptstore_mpi.types import (
     GENERATION_BITS,
     BlockHashes,
     SegmentRef,
     ServerIndex,
+    segment_owner,
     whole_pages,
 )
 
@@ -64,6 +66,11 @@ class OwnedCache(Leases[Segment]):
         Names what is dropped where there is no room; None: nothing is.
     copies, tier
         Order of the memory copies over a file tier, and that tier; both or none.
+
+    Attributes
+    ----------
+    watch
+        Hears what becomes of published segments, where somebody wants to know.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class OwnedCache(Leases[Segment]):
         self.copies = copies
         if copies is not None:
             copies.parent_of = self._parent_of
+        self.watch: Watch[Segment] | None = None
         self.slots = SlotTable(server, generation_bits=generation_bits)
         self._index = _native.PrefixIndex()
         self._zombies: set[Segment] = set()
@@ -183,6 +191,8 @@ class OwnedCache(Leases[Segment]):
             self.owned_bytes += segment.nbytes
             if self.copies is not None:
                 self.copies.enter(segment, now)
+            if self.watch is not None:
+                self.watch.kept(segment)
             if self._eviction is not None:
                 parent = self._parent_of(segment)
                 self._eviction.published(segment, parent, now)
@@ -223,6 +233,8 @@ class OwnedCache(Leases[Segment]):
         if self.copies is not None:
             self.copies.retired(segment, evicted=evicted)
             self.let_slot_go(segment)
+        if self.watch is not None and segment.in_memory:
+            self.watch.left(segment, evicted=evicted)
         removed = self._index.remove(segment.hashes, segment.id)
         assert removed == segment.block_count, "a published segment was not wholly indexed"
         segment.state = SegmentState.ZOMBIE
@@ -249,12 +261,16 @@ class OwnedCache(Leases[Segment]):
         (segment.offset,) = offsets
         self.owned_bytes += segment.nbytes
         self.copies.enter(segment, now)
+        if self.watch is not None:
+            self.watch.kept(segment)
         return True
 
     def free_memory(self, segment: Segment) -> None:
         """Free the memory copy of a segment that has a file copy and no lease (P14)."""
         assert self.copies is not None
         self.copies.leave(segment)
+        if self.watch is not None:
+            self.watch.left(segment, evicted=True, on_disk=True)
         self.room.give_back(segment.offset, segment.nbytes)
         self.owned_bytes -= segment.nbytes
         segment.offset = -1
@@ -275,12 +291,21 @@ class OwnedCache(Leases[Segment]):
         if self.copies is not None:
             self.copies.let_go(segment)
 
-    def use(self, segments: Sequence[Segment], now: float) -> None:
-        """Note that one request used these segments, in the order of its prefix."""
-        if self._eviction is not None and segments:
+    def use(self, refs: Sequence[SegmentRef], now: float) -> None:
+        """Note that one request uses what this server has of these, in the order of its prefix."""
+        if self._eviction is None and self.copies is None:
+            return
+        found = (self.slots.get(r.segment) for r in refs if segment_owner(r.segment) == self.server)
+        segments = [s for s in found if s is not None and s.state is SegmentState.PUBLISHED]
+        if not segments:
+            return
+        if self._eviction is not None:
             self._eviction.used(segments, now)
-        if self.copies is not None and segments:
-            self.copies.used(segments, now)
+        in_memory = [segment for segment in segments if segment.in_memory]
+        if self.copies is not None and in_memory:
+            self.copies.used(in_memory, now)
+        if self.watch is not None:
+            self.watch.used(in_memory)
 
     def needed_bytes(self, record: Record, block_counts: Sequence[int]) -> int:
         """Return what a region takes, metadata included."""

@@ -26,6 +26,7 @@ from ptstore_mpi.cache.leases import LeaseKey, Leases, is_leased
 from ptstore_mpi.cache.owned import metadata_bytes_of
 from ptstore_mpi.cache.policies.tree import EvictionPolicy
 from ptstore_mpi.cache.room import Room
+from ptstore_mpi.cache.sides import Watch
 from ptstore_mpi.types import HASH_BYTES, BlockHashes, SegmentRef, whole_pages
 
 __all__ = ["Replica", "ReplicaCache", "ReplicaState"]
@@ -115,6 +116,11 @@ class ReplicaCache(Leases[Replica]):
     least_bytes, most_bytes
         They are not dropped for owned segments while they take no more than the first, and never
         take more than the second.
+
+    Attributes
+    ----------
+    watch
+        Hears what becomes of complete replicas, where somebody wants to know.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class ReplicaCache(Leases[Replica]):
         self.room = room
         self.least_bytes = least_bytes
         self.most_bytes = most_bytes
+        self.watch: Watch[Replica] | None = None
         self._policy = policy
         self._complete: dict[int, Replica] = {}  # by segment
         self._filling: dict[int, Replica] = {}  # by segment
@@ -162,6 +169,8 @@ class ReplicaCache(Leases[Replica]):
     def use(self, replica: Replica, now: float) -> None:
         """Note that a request used a replica."""
         self._policy.hit(replica.serial, now)
+        if self.watch is not None:
+            self.watch.used((replica,))
 
     # -- filling -----------------------------------------------------------------------------
 
@@ -248,6 +257,8 @@ class ReplicaCache(Leases[Replica]):
             now=now,
         )
         self.filled_count += 1
+        if self.watch is not None:
+            self.watch.kept(replica)
 
     def give_up(self, replica: Replica) -> None:
         """End a fill that has failed; its filler may still be writing (P17)."""
@@ -290,6 +301,8 @@ class ReplicaCache(Leases[Replica]):
         replica.state = ReplicaState.ZOMBIE
         self._idle_bytes -= 0 if replica.leases else replica.charged_bytes
         self.dropped_count += 1
+        if self.watch is not None:
+            self.watch.left(replica, evicted=evicted)
         self.free_if_dead(replica, now)
 
     def of_namespace(self, namespace: bytes) -> list[Replica]:

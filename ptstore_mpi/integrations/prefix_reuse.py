@@ -118,6 +118,7 @@ class PrefixReuse:
         loaded = perf_counter()
         result = self.engine.prefill(tokens, kv, cached_tokens=got.tokens)
         known = perf_counter()
+        self.namespace.note_prefill(tokens.size - got.tokens, known - loaded)
         return Answer(
             token=result.token,
             logits=result.logits,

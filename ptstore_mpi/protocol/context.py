@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ptstore_mpi import _native
+from ptstore_mpi.protocol.times import ClientTimes
 from ptstore_mpi.types import ServerIndex, whole_pages
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ class ClientContext:
         Writes, as (server, op), that ended without an answer and whose owner is yet to be told.
     lent_bytes
         What servers said they have lent to other nodes in all; the newest word last.
+    times
+        What loads and prefills take; None where nobody wants to know (``replica_share = fixed``).
     """
 
     config: Config
@@ -187,6 +190,11 @@ class ClientContext:
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
     abandoned: list[tuple[ServerIndex, int]] = field(default_factory=list)
     lent_bytes: dict[ServerIndex, int] = field(default_factory=dict)
+    times: ClientTimes | None = None
+
+    def __post_init__(self) -> None:
+        if self.config.replica_share == "adaptive":
+            self.times = ClientTimes()
 
     @property
     def servers(self) -> Iterable[ServerIndex]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from ptstore_mpi.cache.admission import Admission
+from ptstore_mpi.cache.balance import Balance
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.segment import Segment
@@ -80,6 +81,8 @@ class ServerHandler:
         Time after which an unconfirmed message to another server is sent again, s.
     reused_only
         Whether only what was read since it was published goes to the cache's file tier.
+    balance
+        Moves the replicas' lower limit; None: it is fixed.
     """
 
     def __init__(
@@ -96,10 +99,14 @@ class ServerHandler:
         verify: Verify = "remote",
         peer_resend_s: float = 1.0,
         reused_only: bool = False,
+        balance: Balance | None = None,
     ) -> None:
         self.cache = cache
         self.removal = Removal(cache)
         making_room = MakingRoom(cache, replicas, self.removal)
+        self.balance = balance
+        if balance is not None:
+            cache.watch, replicas.watch = balance.segment_side, balance.replica_side
         self.replicas = ReplicaPath(
             replicas,
             cache.server,
@@ -107,6 +114,7 @@ class ServerHandler:
             admission=admission,
             is_intact=is_intact,
             lease_cap_s=lease_cap_s,
+            balance=balance,
         )
         self.reads = ReadPath(
             cache,
@@ -199,6 +207,7 @@ class ServerHandler:
             **self.cache.counters(),
             **self.replicas.counters(),
             **self.reads.fan_out.counters(),
+            **({} if self.balance is None else self.balance.counters()),
             "request_count": self.request_count,
             "malformed_count": self.malformed_count,
             "dropped_count": self.dropped_count,
@@ -255,14 +264,16 @@ class ServerHandler:
             return  # a late duplicate of an operation its client has finished (P3)
         match request:
             case MatchRequest():
-                yield Answer(client, self._match(request))
+                yield Answer(client, self._match(request, now))
             case AcquireRequest():
                 yield from self.reads.acquire(request, now)
             case FilledRequest():
                 yield from self.replicas.filled(request, now)
             case AwaitRequest():
                 yield from self.replicas.wait(request, now)
-            case ReleaseRequest():
+            case ReleaseRequest(times=times):
+                if times and self.balance is not None:
+                    self.balance.measured(times)
                 if self.lower is not None:
                     self.lower.promotion.release((client, request.op))
                 yield from self.reads.release((client, request.op), now)
@@ -278,8 +289,7 @@ class ServerHandler:
             case ClearRequest() | DropRequest():
                 yield from self._remove(request, now)
             case StatsRequest():
-                reply = StatsReply(self.cache.server, request.op, request.attempt, self.counters())
-                yield Answer(client, reply)
+                yield Answer(client, self._stats(request))
             case PingRequest(reply_bytes=nbytes):
                 payload = bytes(min(max(nbytes, 0), _LONGEST_PING_BYTES))
                 yield Answer(
@@ -298,9 +308,23 @@ class ServerHandler:
                 del self._removed_counts[key]
             yield from self.writes.raise_low(client, low, now)
 
-    def _match(self, request: MatchRequest) -> MatchReply:
+    def _stats(self, request: StatsRequest) -> StatsReply:
+        decisions = () if self.balance is None else tuple(self.balance.decisions)
+        return StatsReply(
+            self.cache.server,
+            request.op,
+            request.attempt,
+            self.counters(),
+            decisions if request.decisions else (),
+        )
+
+    def _match(self, request: MatchRequest, now: float) -> MatchReply:
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         refs = self.cache.match(hashes)
+        if request.is_use:
+            self.cache.use(refs, now)
+            if self.balance is not None:
+                self.balance.asked(hashes, refs, now)
         return MatchReply(
             self.cache.server, request.op, request.attempt, refs, self.cache.room.free_bytes
         )

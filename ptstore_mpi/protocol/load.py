@@ -35,6 +35,7 @@ from ptstore_mpi.protocol.effects import (
 from ptstore_mpi.protocol.lease import Leasing
 from ptstore_mpi.protocol.messages import FilledRequest, LostRequest, ReleaseRequest
 from ptstore_mpi.protocol.plan import Fetch, Part, group, interleave, parts_of
+from ptstore_mpi.protocol.times import ClientTimes
 from ptstore_mpi.types import SegmentRef
 
 __all__ = ["LEASE_MARGIN", "Loaded", "load"]
@@ -113,13 +114,17 @@ def load(
     leasing = Leasing(context, op, until, namespace, tensor_bytes)
     state = _Load(context, leasing, views, parts_of(refs, skip_blocks))
     try:
+        started_s = 0.0 if context.times is None else (yield Now())
         yield from leasing.lease(state.parts)
         wanted = list(itertools.takewhile(leasing.may_come, state.parts))
         leasing.cut(wanted)
         yield from _fetch(state, [part for part in wanted if part.is_granted])
         yield from _fetch(state, (yield from leasing.lease_waiting()))
+        if context.times is not None:
+            _measure(state, context.times, (yield Now()) - started_s)
         for server in sorted(leasing.servers):
-            yield Send(server, ReleaseRequest(*context.ledger.key(op, server)))
+            times = context.times.times if context.times and server in context.near else ()
+            yield Send(server, ReleaseRequest(*context.ledger.key(op, server), times))
         return _result(state)
     finally:
         for fetch in state.started:
@@ -240,6 +245,15 @@ def _copy_out(state: _Load, part: Part, image: Image) -> Operation[None]:
 def _is_in_time(part: Part) -> Operation[bool]:
     now = yield Now()
     return bool(now - part.sent_s < (1 - LEASE_MARGIN) * part.granted_s)
+
+
+def _measure(state: _Load, times: ClientTimes, seconds: float) -> None:
+    """Take note of how long a load took that brought everything."""
+    if all(part.trusted for part in state.parts):
+        nbytes: Counter[str] = Counter()
+        for part in state.parts:
+            nbytes[_source(part, state.context)] += part.block_count * state.block_bytes
+        times.loaded(nbytes, seconds)
 
 
 def _result(state: _Load) -> Loaded:

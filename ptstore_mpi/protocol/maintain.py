@@ -15,9 +15,18 @@ from ptstore_mpi.protocol.messages import (
     StatsReply,
     StatsRequest,
 )
-from ptstore_mpi.types import SegmentRef, ServerIndex, segment_owner
+from ptstore_mpi.types import BalanceDecision, SegmentRef, ServerIndex, segment_owner
 
-__all__ = ["abandon_unsettled", "bye", "clear", "drain", "drop", "ping", "server_counters"]
+__all__ = [
+    "abandon_unsettled",
+    "bye",
+    "clear",
+    "drain",
+    "drop",
+    "ping",
+    "server_counters",
+    "server_decisions",
+]
 
 
 def clear(context: ClientContext, namespace: bytes, until: float) -> Operation[int | None]:
@@ -54,16 +63,32 @@ def server_counters(
     context: ClientContext, until: float
 ) -> Operation[dict[ServerIndex, dict[str, int]]]:
     """Return the counters of every server that answers."""
+    replies = yield from _stats(context, until)
+    return {server: reply.counters for server, reply in replies.items()}
+
+
+def server_decisions(
+    context: ClientContext, until: float
+) -> Operation[dict[ServerIndex, list[BalanceDecision]]]:
+    """Return what every server that answers decided of late about its share for replicas."""
+    replies = yield from _stats(context, until, decisions=True)
+    return {server: list(reply.decisions) for server, reply in replies.items()}
+
+
+def _stats(
+    context: ClientContext, until: float, *, decisions: bool = False
+) -> Operation[dict[ServerIndex, StatsReply]]:
     op = context.ledger.open()
     try:
         requests = {
-            server: StatsRequest(*context.ledger.key(op, server)) for server in context.servers
+            server: StatsRequest(*context.ledger.key(op, server), decisions)
+            for server in context.servers
         }
         called = yield from call(context, requests, until)
     finally:
         context.ledger.close(op)
     return {
-        server: answer.reply.counters
+        server: answer.reply
         for server, answer in called.items()
         if isinstance(answer.reply, StatsReply)
     }

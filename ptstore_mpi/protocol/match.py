@@ -31,12 +31,14 @@ class Found:
         return sum(ref.block_count for ref in self.refs)
 
 
-def match_broadcast(context: ClientContext, hashes: BlockHashes, until: float) -> Operation[Found]:
+def match_broadcast(
+    context: ClientContext, hashes: BlockHashes, until: float, *, is_use: bool = True
+) -> Operation[Found]:
     """Ask every server in parallel for its deepest match and return the deepest of all.
 
     Every server answers with the flat record of the deepest block it owns; the reduction takes
     the longest, and among equals the one with most bytes on this client's node, then the lowest
-    server.
+    server. ``is_use`` as in `MatchRequest`.
     """
     if not len(hashes):
         return Found((), partial=False, free_bytes={})
@@ -44,7 +46,7 @@ def match_broadcast(context: ClientContext, hashes: BlockHashes, until: float) -
     try:
         payload = hashes.tobytes()
         requests = {
-            server: MatchRequest(*context.ledger.key(op, server), payload)
+            server: MatchRequest(*context.ledger.key(op, server), payload, is_use)
             for server in context.servers
         }
         called = yield from call(context, requests, until)

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from ptstore_mpi import _native
-from ptstore_mpi.types import HASH_BYTES, SegmentRef
+from ptstore_mpi.cache.times import LONGEST_S, Times
+from ptstore_mpi.types import HASH_BYTES, BalanceDecision, SegmentRef
 
 __all__ = [
     "REPLY_TO",
@@ -82,6 +83,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)]  # finite: a lease must end
 
+_SecondsPerGB = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
+
 _CHECKSUM_BYTES = 4
 
 
@@ -99,9 +102,14 @@ class _Keyed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class MatchRequest(_Keyed, frozen=True):
-    """Find the deepest of these chained block hashes (16 bytes each, concatenated)."""
+    """Find the deepest of these chained block hashes (16 bytes each, concatenated).
+
+    ``is_use``: a prompt is about to be answered, which uses what is found, wherever its bytes are
+    then read: owners do not see what is read from replicas.
+    """
 
     hashes: bytes
+    is_use: bool = True
 
     def __post_init__(self) -> None:
         _check_length("hashes", self.hashes, HASH_BYTES)
@@ -172,7 +180,16 @@ class AwaitRequest(_Keyed, frozen=True):
 
 
 class ReleaseRequest(_Keyed, frozen=True):
-    """End every lease of operation ``op``; never answered."""
+    """End every lease of operation ``op``; never answered.
+
+    ``times`` are what the client has measured of late, as `Times`, or nothing.
+    """
+
+    times: tuple[_SecondsPerGB, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.times) not in (0, len(Times._fields)):
+            raise ValueError(f"expected {len(Times._fields)} times or none, got {len(self.times)}")
 
 
 class ReserveRequest(_Keyed, frozen=True):
@@ -238,7 +255,9 @@ class DropRequest(_Keyed, frozen=True):
 
 
 class StatsRequest(_Keyed, frozen=True):
-    """Ask for the counters of this server."""
+    """Ask for the counters of this server, and for its last ``decisions`` about replicas."""
+
+    decisions: bool = False
 
 
 class PingRequest(_Keyed, frozen=True):
@@ -353,9 +372,10 @@ class CountReply(_Answer, frozen=True):
 
 
 class StatsReply(_Answer, frozen=True):
-    """Counters of one server by name; bytes and counts."""
+    """Counters of one server by name, bytes and counts; its last decisions, if asked for."""
 
     counters: dict[str, int]
+    decisions: tuple[BalanceDecision, ...] = ()
 
 
 class PingReply(_Answer, frozen=True):

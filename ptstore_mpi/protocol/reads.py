@@ -117,7 +117,6 @@ class ReadPath:
             grants.append(
                 Grant(segment.offset, segment.block_count, checksums, hashes, segment in fetched)
             )
-        self._cache.use(segments, now)
         self.fan_out.serve(request, segments, elsewhere, until_s=expiry_s)
         places: tuple[ReplicaPlace, ...] = ()
         if request.wish is not None:

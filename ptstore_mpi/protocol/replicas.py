@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from ptstore_mpi.cache.admission import Admission
+from ptstore_mpi.cache.balance import Balance
 from ptstore_mpi.cache.leases import LeaseKey
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache, ReplicaState
 from ptstore_mpi.protocol.actions import Action, Answer, ToPeer
@@ -56,6 +57,8 @@ class ReplicaPath:
         Tells whether the bytes of a replica have its checksums.
     lease_cap_s
         Longest lease it grants, s.
+    balance
+        Hears of replicas that are missed; None: their share is fixed.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ReplicaPath:
         admission: Admission,
         is_intact: Callable[[Replica, bytes], bool],
         lease_cap_s: float,
+        balance: Balance | None = None,
     ) -> None:
         self.replicas = replicas
         self._server = server
@@ -74,6 +78,7 @@ class ReplicaPath:
         self._admission = admission
         self._is_intact = is_intact
         self._lease_cap_s = lease_cap_s
+        self._balance = balance
         self._asked: dict[LeaseKey, None] = {}  # wishes that were handled: no second slot (P2)
         self._awaiting: dict[LeaseKey, AwaitRequest] = {}
         self.hit_count = 0
@@ -96,6 +101,7 @@ class ReplicaPath:
             if place is not None and not wish.may_fill:  # its asker may keep one too
                 place = self._with_hashes(place, ref)
             if place is None and wish.may_fill:
+                self._miss(ref, wish)
                 place = self._join(ref, key, lease_s)
                 if place is None and not again:
                     place = yield from self._open(ref, wish, key, now + request.remaining_s, now)
@@ -201,6 +207,10 @@ class ReplicaPath:
         hashes = replica.hashes[: ref.block_count].tobytes()
         return ReplicaPlace(place.status, msgspec.structs.replace(place.grant, hashes=hashes))
 
+    def _miss(self, ref: SegmentRef, wish: ReplicaWish) -> None:
+        if self._balance is not None:
+            self._balance.replica_side.missed(ref, ref.block_count * sum(wish.tensor_bytes))
+
     def _join(self, ref: SegmentRef, key: LeaseKey, lease_s: float) -> ReplicaPlace | None:
         """Answer from a fill that is under way: the asker's own, or another's."""
         own = self.replicas.slot_of(key, ref)
@@ -226,6 +236,9 @@ class ReplicaPath:
             )
         if replica is None:
             self.refused_count += 1
+            if self._balance is not None:
+                needed = self.replicas.needs_bytes(ref, wish.tensor_bytes)
+                self._balance.replica_side.refused(ref, sum(needed))
             return None
         return ReplicaPlace("fill", Grant(replica.offset, replica.block_count, b""))
 

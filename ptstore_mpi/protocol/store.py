@@ -97,7 +97,7 @@ def store(
     for _ in range(2):  # a parent that went meanwhile: match again, once (P7)
         now = yield Now()
         match_until = min(until, now + context.config.match_timeout_s)
-        found = yield from match_broadcast(context, increment.hashes, match_until)
+        found = yield from match_broadcast(context, increment.hashes, match_until, is_use=False)
         if found.partial:
             return Stored(0, "partial")
         base = min(found.block_count, verified_blocks)

@@ -306,7 +306,8 @@ class WritePath:
                 and (yield from self.making_room.make_room(need_bytes, now))
             ):
                 segments = cache.reserve(record, hashes, counts)
-            if segments is None and could_fit:
+            demotion = self.making_room.demotion
+            if segments is None and could_fit and not (demotion and demotion.is_freeing):
                 yield from self.trimming.ask(now)
         return segments
 

@@ -128,6 +128,7 @@ SITUATIONS = (
     "redirect",
     "stale_redirect",
     "deferred",
+    "share_moved",
     "trimmed",
     "demoted",
     "promoted",

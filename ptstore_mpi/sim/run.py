@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ptstore_mpi.protocol import maintain
+from ptstore_mpi.protocol.handler import ServerHandler
 from ptstore_mpi.sim.checkers import CHECKERS
 from ptstore_mpi.sim.faults import FaultPlan, plan_of, with_tier_faults
 from ptstore_mpi.sim.observer import InvariantError
@@ -34,6 +35,8 @@ _SHOWN_LINES = 40
 _SETTLE_S = 8.0
 _LONG_SLOTS = 6
 _DESCRIBED_BYTES = 1024 + 512 + 2 * 80 + 64
+_MOVES = 8
+_MOVING_S = 3.0
 _PLACES = (
     ((0,), (0, 0)),
     ((0, 1), (0, 1)),
@@ -182,6 +185,8 @@ def _set_up(
         "get_bytes": rng.choice([96, 1024, 4096, 16384]),
         "gets_in_flight_count": rng.choice([1, 2, 64]),
     }
+    share_rng = random.Random(f"{workload.name} {seed} share")
+    settings |= _share(share_rng)
     tiers = random.Random(f"{workload.name} {seed} tiers")
     if tiers.random() < workload.tiered_share:
         settings |= _tier_settings(tiers, workload.slots[0])
@@ -206,6 +211,8 @@ def _set_up(
     for server, part in itertools.product(sim.memories, (1, 2, 3) if is_young else ()):
         size = whole_pages(config.arena_bytes * part // 3)
         sim.at(sim.now + 0.1 * rng.random() * part, partial(sim.grow, server, size))
+    if config.replica_share == "adaptive":
+        _plan_moves(sim, share_rng)
     players: list[Player] = []
     for place, client in enumerate(sim.clients):
         player = Player(sim, client, salt=workload.salts[place % len(workload.salts)])
@@ -227,6 +234,33 @@ def _tier_settings(rng: random.Random, least_slots: int) -> dict[str, Any]:
         "slab_bytes": slab_bytes,
         "ssd_admission": rng.choice(["all", "all", "reused"]),
     }
+
+
+def _share(rng: random.Random) -> dict[str, Any]:
+    """Draw how the share for replicas is set: with times that make it rise, fall, or measured."""
+    if rng.random() < 0.5:
+        return {}
+    return {
+        "replica_share": "adaptive",
+        "replica_min_share": 0.0,
+        "replica_max_share": rng.choice([0.3, 0.5, 1.0]),
+        "assumed_local_s": 0.01,
+        "assumed_remote_s": rng.choice([0.1, 10.0]),
+        "assumed_recompute_s": rng.choice([0.0, 0.1, 11.0]),
+    }
+
+
+def _plan_moves(sim: Simulation, rng: random.Random) -> None:
+    """Let every share move now and then, whatever the few bytes of so short a job would say."""
+
+    def move(handler: ServerHandler, share: float) -> None:
+        replicas = handler.replicas.replicas
+        replicas.least_bytes = int(share * replicas.most_bytes)
+        sim.dice.fired["share_moved"] += replicas.used_bytes > 0
+
+    for handler in sim.servers:
+        for _ in range(_MOVES):
+            sim.at(sim.now + _MOVING_S * rng.random(), partial(move, handler, rng.random()))
 
 
 def _settle(sim: Simulation, players: Iterable[Player]) -> None:

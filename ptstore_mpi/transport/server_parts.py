@@ -7,6 +7,7 @@ import numpy as np
 from ptstore_mpi import _native
 from ptstore_mpi.arena import Memory
 from ptstore_mpi.cache.admission import make_admission
+from ptstore_mpi.cache.balance import Balance
 from ptstore_mpi.cache.eviction import Eviction
 from ptstore_mpi.cache.memory_copies import MemoryCopies
 from ptstore_mpi.cache.owned import OwnedCache
@@ -15,6 +16,7 @@ from ptstore_mpi.cache.replicas import Replica, ReplicaCache
 from ptstore_mpi.cache.room import Room
 from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.cache.tier import Tier
+from ptstore_mpi.cache.times import Times
 from ptstore_mpi.config import Config
 from ptstore_mpi.errors import ConfigError, PTStoreError
 from ptstore_mpi.protocol.handler import ServerHandler
@@ -140,6 +142,12 @@ def make_handler(
         below = 0 if tier is None else tier.capacity_bytes
         eviction = Eviction(make_policy(config.eviction, config.arena_bytes + below))
     room = Room(config.arena_bytes, populated_bytes=populated_bytes)
+    replicas = ReplicaCache(
+        room,
+        make_policy(policy, config.arena_bytes),
+        least_bytes=int(config.replica_min_share * config.arena_bytes),
+        most_bytes=int(config.replica_max_share * config.arena_bytes),
+    )
     return ServerHandler(
         OwnedCache(
             server,
@@ -149,12 +157,7 @@ def make_handler(
             copies=copies,
             tier=tier,
         ),
-        ReplicaCache(
-            room,
-            make_policy(policy, config.arena_bytes),
-            least_bytes=int(config.replica_min_share * config.arena_bytes),
-            most_bytes=int(config.replica_max_share * config.arena_bytes),
-        ),
+        replicas,
         admission=make_admission(config.replica_admission),
         is_intact=is_intact,
         server_count=server_count,
@@ -164,4 +167,15 @@ def make_handler(
         peer_resend_s=peer_resend_s,
         reused_only=config.ssd_admission == "reused",
         verify="always" if config.verify_publish else "off" if config.verify == "off" else "remote",
+        balance=_balance(replicas, config) if config.replica_share == "adaptive" else None,
     )
+
+
+def _balance(replicas: ReplicaCache, config: Config) -> Balance:
+    assumed = (
+        config.assumed_local_s,
+        config.assumed_remote_s,
+        config.assumed_disk_s,
+        config.assumed_recompute_s,
+    )
+    return Balance(replicas, Times(*assumed))

@@ -15,7 +15,7 @@ from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
 from ptstore_mpi.testing.checks import check_links, check_quiet, check_reachable, check_space
-from ptstore_mpi.types import SegmentRef, pack_segment_id
+from ptstore_mpi.types import BalanceDecision, SegmentRef, pack_segment_id
 
 HASH = b"h" * 16
 REF = [5, 1, HASH]
@@ -90,11 +90,16 @@ def samples():
         bytes: HASH, int: 5, float: 0.5, bool: True, SegmentRef: ref,
         tuple[SegmentRef, ...]: (ref,), tuple[int, ...]: (1,), m.WriteStatus: "published",
         tuple[m.Grant, ...]: (m.Grant(4096, 1, HASH),), dict[str, int]: {"free_bytes": 1},
+        m.ReplicaWish | None: None, tuple[m.ReplicaPlace, ...]: (m.ReplicaPlace("wait"),),
+        tuple[tuple[int, int], ...]: ((0, 3),), tuple[float, ...]: (0.5,) * 4,
+        tuple[BalanceDecision, ...]: (),
     }  # fmt: skip
     for union in (m.Request, m.Reply, m.PeerMessage):
         for each in typing.get_args(union):
             hints = typing.get_type_hints(each)
-            message = each(*(values[hints[name]] for name in each.__struct_fields__))
+            given = {name: values[hints[name]] for name in each.__struct_fields__}
+            given |= {"checksums": bytes(4)} if each is m.FilledRequest else {}
+            message = each(**given)
             yield m.encode(m.PeerFrame(1, 0, message) if union is m.PeerMessage else message)
 
 

@@ -50,7 +50,7 @@ def names_before_text(page, *, first, last):
 def test_the_columns_are_those_of_the_files(page, results):
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w ]+) \|", page, re.MULTILINE)
     samples, batches = record.SAMPLE_COLUMNS, record.BATCH_COLUMNS
-    names = ("REQUESTS", "OWNERS", "SERVERS", "CEILINGS")
+    names = ("REQUESTS", "OWNERS", "SERVERS", "DECISIONS", "CEILINGS")
     replayed = [getattr(replay_tables, name) for name in names]
     servers = record.SERVER_COLUMNS
     tables = [

@@ -61,10 +61,12 @@ class Hand:
             most_bytes=options.pop("most_bytes", capacity),
         )
         admission = make_admission(options.pop("admission", "always"))
+        balance_of = options.pop("balance_of", None)
         self.handler = ServerHandler(
             self.cache,
             self.replicas,
             admission=admission,
+            balance=balance_of(self.replicas) if balance_of else None,
             is_intact=lambda segment, _: segment.offset not in self.bad,
             **options,
         )

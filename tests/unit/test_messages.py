@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ptstore_mpi.protocol import messages as m
-from ptstore_mpi.types import SegmentRef
+from ptstore_mpi.types import BalanceDecision, SegmentRef
 
 REF = SegmentRef((1 << 64) - 1, 3, bytes(range(16)))
 SAMPLES = {
@@ -32,6 +32,8 @@ SAMPLES |= {
         m.ReplicaPlace("here", m.Grant(1, 2, b"3")),
     ),
     tuple[tuple[int, int], ...]: ((0, 3), (7, 1)),
+    tuple[float, ...]: (0.0, 1.5, 1e6, 0.25),
+    tuple[BalanceDecision, ...]: (BalanceDecision(1.0, 0.5, -4096, *(0.25,) * 8),),
 }
 KEY = (5, 5, 5, 5)
 WHOLE = {  # what does not go with just any values

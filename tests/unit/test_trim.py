@@ -39,8 +39,7 @@ def test_a_trim_takes_the_coldest_leaf_or_goes_on_where_the_leaves_are():
     hand = Hand(eviction="lru")
     first = hand.stored([1, 2])
     warm, cold = (hand.stored([1, 2, block], ancestors=first)[-1] for block in (5, 6))
-    hand.acquire(warm, op=40)
-    hand.release(op=40)
+    hand.match([1, 2, 5])
     parent = next(segment for segment in hand.cache.slots if segment.links)
     hand.peer(m.Trim(parent.serial, parent.id))
     assert [hand.cache.find(ref) is None for ref in (warm, cold)] == [False, True]

@@ -60,6 +60,9 @@ class Copies(Checker):
     def __init__(self, sim: Simulation, salts: tuple[str, ...]) -> None:
         super().__init__(sim, salts)
         self._kept: list[Replica] = []
+        config = sim.config
+        shares = (config.replica_min_share, config.replica_max_share)
+        self._limits = [int(share * config.arena_bytes) for share in shares]
 
     def replica_kept(self, server: ServerIndex, replica: Replica) -> None:
         """Check its name, and count what it brought about."""
@@ -82,6 +85,10 @@ class Copies(Checker):
         replicas = self.sim.servers[server].replicas.replicas
         self.require(
             replicas.used_bytes <= replicas.most_bytes, f"replicas pass their limit on {server}"
+        )
+        self.require(
+            self._limits[0] <= replicas.least_bytes <= replicas.most_bytes == self._limits[1],
+            f"the share for replicas leaves its limits on {server}",
         )
 
     def replied(self, client: int, reply: Reply) -> None:
