@@ -10,132 +10,110 @@ document after the other, drawn by popularity. ``replicas``: nodes keep what the
 ``fan_out``: owners send readers on to these copies too. No model runs: seconds are those of the
 loads alone.
 
-Never draws (that is ``plots/``).
+Never averages (that is `experiments.report`), never draws (that is ``plots/``).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from experiments import record
+from experiments import record, report_fan_out
 from experiments.common import provenance
 from experiments.common.model_presets import MODELS
-from experiments.common.options import popularity, positive
-from experiments.fan_out.jobs import EXPERIMENT, LOADS, NODES, RUNS, Setting, run_job
+from experiments.common.options import UsageError
+from experiments.common.progress import RunProgress
+from experiments.fan_out.jobs import JobError, Setting, run_job
+from experiments.fan_out.options import Options, parse_options
+from experiments.fan_out.tables import EXPERIMENT, LOADS, NODES, RUNS
 from ptstore_mpi import ConfigError
-
-MODES = ("replicas", "fan_out")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all combinations; 2 where the command line is wrong."""
-    options = _parser().parse_args(argv)
+    """Run all combinations.
+
+    Returns
+    -------
+    int
+        0, or 2 where the command line or a setting is wrong.
+    """
     try:
+        options = parse_options(argv)
         record.require_folder(Path(options.output) / EXPERIMENT)
-        path = _run(options)
-    except (record.RecordError, ConfigError) as error:
+        path = run(options)
+    except (UsageError, record.RecordError, ConfigError, JobError) as error:
         print(error, file=sys.stderr)
         return 2
-    if not options.json:
-        print(f"results: {path}")
+    report_fan_out.print_outcome(path, as_json=options.json)
     return 0
 
 
-def _run(options: argparse.Namespace) -> Path:
+def run(options: Options) -> Path:
+    """Run all combinations and record each as it ends; return the file."""
+    settings = list(settings_of(options))
+    progress = RunProgress(len(settings), label=EXPERIMENT, shown=True, counted="runs")
+    with _open_file(options) as file, progress:
+        for number, setting in enumerate(settings):
+            began_s = time.perf_counter()
+            done = run_job(setting, number)
+            file.append(RUNS, [done.run | {"wall_s": time.perf_counter() - began_s}])
+            file.append(NODES, done.nodes)
+            file.append(LOADS, done.loads)
+            file.flush()
+            progress.advance(f"{setting.nodes} nodes, {setting.popularity_name}, {setting.mode}")
+        return file.finish()
+
+
+def settings_of(options: Options) -> Iterator[Setting]:
+    """Yield the setting of each run."""
+    for nodes in options.nodes:
+        for name in options.popularity:
+            for mode in options.modes:
+                yield Setting(
+                    nodes=nodes,
+                    clients_per_node=options.clients_per_node,
+                    documents=options.documents_per_node * nodes,
+                    popularity_name=name,
+                    mode=mode,
+                    loads=options.loads,
+                    context_tokens=options.context_tokens,
+                    segment_tokens=options.segment_tokens,
+                    bytes_per_token=MODELS[options.model].bytes_per_token,
+                    memory_bytes=int(options.memory_gb * 1e9),
+                    link_bytes_per_s=options.link_gb_per_s * 1e9,
+                    latency_s=options.latency_us * 1e-6,
+                    admission=options.admission,
+                    redirect_bytes=int(options.redirect_mb * 1e6),
+                    seed=options.seed,
+                )
+
+
+def _open_file(options: Options) -> record.ResultFile:
     started_utc = provenance.utc_now()
     attributes = provenance.collect(
-        config={"experiment": vars(options)},
+        config={"experiment": options.as_dict()},
         seed=options.seed,
         clients=[provenance.describe_host()],
         started_utc=started_utc,
     )
+    attributes |= {
+        "experiment": EXPERIMENT,
+        "transport": "sim",
+        "transport_reason": "bytes are counted, on links of a virtual clock",
+        "model": options.model,
+        "bytes_per_token": MODELS[options.model].bytes_per_token,
+        "context_tokens": options.context_tokens,
+        "segment_tokens": options.segment_tokens,
+        "memory_bytes_per_node": int(options.memory_gb * 1e9),
+        "admission": options.admission,
+        "redirect_bytes": int(options.redirect_mb * 1e6),
+        "link_bytes_per_s": options.link_gb_per_s * 1e9,
+        "latency_s": options.latency_us * 1e-6,
+    }
     stem = f"{started_utc}_{provenance.job_id()}"
-    folder = Path(options.output) / EXPERIMENT
-    with record.ResultFile(folder, stem, {**attributes, "experiment": EXPERIMENT}) as file:
-        number = 0
-        for nodes in options.nodes:
-            for name in options.popularity:
-                for mode in options.modes:
-                    setting = _setting(options, nodes=nodes, name=name, mode=mode)
-                    began_s = time.perf_counter()
-                    done = run_job(setting, number)
-                    row = done.run | {"wall_s": time.perf_counter() - began_s}
-                    file.append(RUNS, [row])
-                    file.append(NODES, done.nodes)
-                    file.append(LOADS, done.loads)
-                    file.flush()
-                    _say(row, as_json=options.json)
-                    number += 1
-        return file.finish()
-
-
-def _setting(options: argparse.Namespace, *, nodes: int, name: str, mode: str) -> Setting:
-    return Setting(
-        nodes=nodes,
-        clients_per_node=options.clients_per_node,
-        documents=options.documents_per_node * nodes,
-        popularity_name=name,
-        mode=mode,
-        loads=options.loads,
-        context_tokens=options.context_tokens,
-        segment_tokens=options.segment_tokens,
-        bytes_per_token=MODELS[options.model].bytes_per_token,
-        memory_bytes=int(options.memory_gb * 1e9),
-        link_bytes_per_s=options.link_gb_per_s * 1e9,
-        latency_s=options.latency_us * 1e-6,
-        admission=options.admission,
-        redirect_bytes=int(options.redirect_mb * 1e6),
-        seed=options.seed,
-    )
-
-
-def _say(row: dict[str, Any], *, as_json: bool) -> None:
-    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in row.items()}
-    if as_json:
-        print(json.dumps(plain), flush=True)
-        return
-    print(
-        f"{row['nodes_count']:4d} nodes  {row['popularity']:9s} {row['mode']:9s} "
-        f"sent max/mean {row['sent_max_over_mean']:6.2f}, hottest {row['hottest_bytes'] / 1e9:9.1f}"
-        f" GB; load p50 {row['load_p50_s'] * 1e3:8.1f} p99 {row['load_p99_s'] * 1e3:9.1f} ms, "
-        f"all {row['virtual_s']:8.2f} s; local {row['local_share']:.2f}   ({row['wall_s']:.0f} s)",
-        flush=True,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.exp_fan_out",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--nodes", type=positive, nargs="+", default=[8, 64], metavar="COUNT")
-    add("--popularity", type=popularity, nargs="+", default=["zipf:1.0", "power:6"])
-    add("--modes", choices=MODES, nargs="+", default=list(MODES))
-    add("--clients-per-node", type=positive, default=1, metavar="COUNT")
-    add("--documents-per-node", type=positive, default=16, metavar="COUNT")
-    add("--loads", type=positive, default=48, metavar="COUNT", help="of each client (default: 48)")
-    add("--context-tokens", type=positive, default=4096, metavar="TOKENS")
-    add("--segment-tokens", type=positive, default=1024, metavar="TOKENS")
-    add("--model", choices=MODELS, default="mistral-7b")
-    add("--memory-gb", type=float, default=64.0, metavar="GB", help="of each node (default: 64)")
-    add("--link-gb-per-s", type=float, default=25.0, metavar="GB", help="(default: 25)")
-    add("--latency-us", type=float, default=5.0, metavar="US", help="of a message (default: 5)")
-    add("--admission", choices=("second_hit", "always"), default="always")
-    add("--redirect-mb", type=float, default=64.0, metavar="MB", help="redirect_bytes of fan_out")
-    add("--seed", type=positive, default=1)
-    add("--json", action="store_true", help="one JSON line per run")
-    add("--output", default="results", metavar="DIR", help="the file is DIR/exp_fan_out/...")
-    return parser
+    return record.ResultFile(Path(options.output) / EXPERIMENT, stem, attributes)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ One pool, metadata only, no server. A row is a capacity, as a share of all disti
 trace; a column is a policy: the share of the prompt tokens that a load could have used, in
 percent. Contents are closed under prefixes: as many were there, so that the hit ratio of blocks
 is the same. With ``--unlinked`` they are not, and a cell says both: there / usable.
+
+``belady`` is the most that any cache of this capacity finds in this order of requests
+(`experiments.common.ceilings`); ``closed`` says how much of the way from LRU to there the best
+policy of the row goes, in percent.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from experiments.common.ceilings import AskedBlocks, Ceilings
 from experiments.common.datasets import DatasetError
 from experiments.traces import Trace, load_trace
 from ptstore_mpi.cache.policies.factory import POLICY_NAMES, make_policy
@@ -67,8 +74,7 @@ def measure(
     chains: Sequence[tuple[float, list[Block]]], *, policy: str, share: float, linked: bool = True
 ) -> Cell:
     """Return what a pool of a share of all distinct tokens has; infinite where share is 1."""
-    distinct = {key: tokens for _, chain in chains for key, tokens, _ in chain}
-    capacity = max(1, int(sum(distinct.values()) * share))
+    capacity = capacity_tokens(chains, share)
     chosen = make_policy(policy, capacity)
     pool = ShadowPool(chosen, capacity, linked=linked)
     for time_s, chain in chains:
@@ -83,6 +89,27 @@ def measure(
     )
 
 
+def capacity_tokens(chains: Sequence[tuple[float, list[Block]]], share: float) -> int:
+    """Return a share of all distinct tokens, at least 1."""
+    distinct = {key: tokens for _, chain in chains for key, tokens, _ in chain}
+    return max(1, int(sum(distinct.values()) * share))
+
+
+def ceilings_of(chains: Sequence[tuple[float, list[Block]]], segment_tokens: int) -> Ceilings:
+    """Return the bounds of the same requests: each asks for its whole chain, and leaves it."""
+    asked = []
+    for _, chain in chains:
+        keys = np.array([key for key, _, _ in chain], dtype=np.uint64).view(np.int64)
+        asked.append(AskedBlocks(keys, len(chain), len(chain) * segment_tokens))
+    return Ceilings(asked, segment_tokens)
+
+
+def closed_percent(found: Sequence[float], *, lru: float, belady: float) -> float | None:
+    """Return how much of the gap from LRU to Belady the best one closes; None without a gap."""
+    gap = belady - lru
+    return 100 * (max(found) - lru) / gap if gap > 0 else None
+
+
 def print_table(trace: Trace, options: argparse.Namespace) -> None:
     """Measure and print one trace, row by row."""
     segment_tokens, every = DEFAULTS[trace.name]
@@ -95,18 +122,44 @@ def print_table(trace: Trace, options: argparse.Namespace) -> None:
         f" tokens in segments of {segment_tokens};"
         f" infinite capacity {infinite.usable_prefix_percent:.2f} %"
     )
-    print("".join(f"{name:>14}" for name in ("capacity", *options.policies)))
+    names = ("capacity", *options.policies, "belady", "closed")
+    print("".join(f"{name:>14}" for name in names))
+    ceilings = ceilings_of(chains, segment_tokens)
     for share in options.shares:
-        print(f"{100 * share:12.1f} %", end="", flush=True)
-        notes = ""
-        for policy in options.policies:
-            cell = measure(chains, policy=policy, share=share, linked=not options.unlinked)
-            text = f"{cell.usable_prefix_percent:.2f}"
-            text = f"{cell.block_hit_percent:.2f}/{text}" if options.unlinked else text
-            print(f"{text:>14}", end="", flush=True)
-            if policy == "adaptive":
-                notes = "   {switch_count} changes, at last {choice}".format(**cell.counters)
-        print(notes, flush=True)
+        capacity_blocks = capacity_tokens(chains, share) // segment_tokens
+        belady = 100 * ceilings.belady(capacity_blocks).block
+        _print_row(chains, share, belady=belady, options=options)
+
+
+def _print_row(
+    chains: Sequence[tuple[float, list[Block]]],
+    share: float,
+    *,
+    belady: float,
+    options: argparse.Namespace,
+) -> None:
+    print(f"{100 * share:12.1f} %", end="", flush=True)
+    found: dict[str, Cell] = {}
+    for policy in options.policies:
+        cell = measure(chains, policy=policy, share=share, linked=not options.unlinked)
+        found[policy] = cell
+        text = f"{cell.usable_prefix_percent:.2f}"
+        text = f"{cell.block_hit_percent:.2f}/{text}" if options.unlinked else text
+        print(f"{text:>14}", end="", flush=True)
+    lru = found.get("lru") or measure(
+        chains, policy="lru", share=share, linked=not options.unlinked
+    )
+    closed = closed_percent(
+        [cell.usable_prefix_percent for cell in found.values()],
+        lru=lru.usable_prefix_percent,
+        belady=belady,
+    )
+    text = "-" if closed is None else f"{closed:.0f} %"
+    print(f"{belady:>14.2f}{text:>14}", end="")
+    if "adaptive" in found:
+        counters = found["adaptive"].counters
+        print("   {switch_count} changes, at last {choice}".format(**counters), end="")
+    print(flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

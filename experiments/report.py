@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from experiments import record, report_microbench, report_trace_replay
+from experiments import record, report_fan_out, report_microbench, report_trace_replay
 from experiments.reading import (
     Columns,
     ReportError,
@@ -36,6 +36,9 @@ PARTS = ("ttft_s", "match_s", "load_s", "prefill_s", "store_s")
 LOGIT_DIFFERENCE_LIMIT = 1e-3
 RMA_COUNTER = "rma_bytes"
 DISCARDED_COUNTER = "discarded_bytes"
+_REPORTS: dict[Any, Any] = {
+    module.EXPERIMENT: module for module in (report_fan_out, report_trace_replay)
+}
 
 __all__ = ["ReportError", "find_file", "main", "open_results", "print_report", "summarise"]
 
@@ -270,11 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(json.dumps(row))
             else:
                 report_microbench.print_report(parts)
-        elif experiment == report_trace_replay.EXPERIMENT:
-            if options.json:
-                report_trace_replay.print_json(path)
-            else:
-                report_trace_replay.print_report(path)
+        elif experiment in _REPORTS:
+            module = _REPORTS[experiment]
+            (module.print_json if options.json else module.print_report)(path)
         elif options.json:
             with open_results(path) as file:
                 for row in summarise(file):

@@ -3,7 +3,8 @@
 #
 #   jobs/local.sh [--ranks N] [--nodes N] [--wire WIRE] [--] [OPTIONS OF THE DRIVER]
 #
-#   --ranks N     ranks in all; one of each node serves, the others are clients (default 4)
+#   --ranks N     ranks in all; of each node one serves for each pooled system, the others are
+#                 clients (default: one client on each node)
 #   --nodes N     virtual nodes, of consecutive ranks (default 2)
 #   --wire WIRE   what carries the bytes between nodes (default tcp):
 #                   tcp      TCP; with MPICH by UCX
@@ -11,9 +12,10 @@
 #                   memory   whatever MPI takes on one host; fast, but no wire
 #   -h, --help    this text
 #
-# All further options are the driver's (python -m experiments.exp_qa_replay --help). For example
+# All further options are the driver's (python -m experiments.exp_qa_replay --help); without
+# --systems these are vanilla,prefix,evostore,ptstore. For example
 #
-#   jobs/local.sh --ranks 6 --nodes 3 --dataset embedded --context-tokens 512 --requests 12
+#   jobs/local.sh --ranks 9 --nodes 3 --dataset embedded --context-tokens 512 --requests 12
 #
 # PYTHON names the interpreter (default .venv/bin/python, which `make setup` makes); mpiexec is the
 # one beside it, else the one on the PATH. Results land in results/exp_qa_replay.
@@ -21,7 +23,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source jobs/common/lib.sh
 
-ranks=4 nodes=2 wire=tcp
+ranks='' nodes=2 wire=tcp
 while (($#)); do
   case $1 in
     --ranks | --nodes | --wire)
@@ -41,7 +43,18 @@ while (($#)); do
   esac
 done
 need_count nodes 1
-need_count ranks "$((2 * nodes))" # a server and a client on each node
+systems=
+for ((place = 1; place <= $#; place++)); do
+  case ${!place} in
+    --systems) next=$((place + 1)) systems=${!next:-} ;;
+    --systems=*) systems=${!place#*=} ;;
+  esac
+done
+[[ -n $systems ]] || set -- --systems "${systems:=vanilla,prefix,evostore,ptstore}" "$@"
+count_pooled "$systems"
+least=$((nodes * (POOLED_SYSTEMS + 1))) # on each node a server for each of them, and a client
+ranks=${ranks:-$least}
+need_count ranks "$least"
 python=${PYTHON:-.venv/bin/python}
 [[ -x $python ]] || die "expected an interpreter at $python: run 'make setup', or set PYTHON"
 mpiexec=$(dirname "$python")/mpiexec

@@ -1,6 +1,6 @@
 """One simulated job of `exp_fan_out`: documents stored, then loaded by everybody at once.
 
-Owns the job, the clock it runs on, and what is read off it. Never writes a file.
+Owns the job, the clock it runs on, and what is read off it. Never averages, never writes a file.
 """
 
 from __future__ import annotations
@@ -12,60 +12,18 @@ from typing import Any
 import numpy as np
 
 from experiments.common.workload import Popularity
-from experiments.record import TEXT, Table
+from experiments.fan_out.tables import EXPERIMENT
 from experiments.trace_replay.places import untouched_memory
 from ptstore_mpi import Config, KVLayout, Match, Namespace, TensorSpec
 from ptstore_mpi.sim.links import LinkedSimulation
 from ptstore_mpi.sim.processes import Sleep
 
-EXPERIMENT = "exp_fan_out"
+BLOCK_TOKENS = 128
+LOAD_TIMEOUT_S = 1e4
 
-RUNS = Table(
-    "runs",
-    {
-        "run": ("i4", "1"),
-        "nodes_count": ("i4", "1"),
-        "clients_count": ("i4", "1"),
-        "documents_count": ("i4", "1"),
-        "popularity": (TEXT, "text"),
-        "mode": (TEXT, "text"),
-        "loads_count": ("i8", "1"),
-        "document_bytes": ("i8", "bytes"),
-        "sent_bytes": ("i8", "bytes"),
-        "hottest_bytes": ("i8", "bytes"),
-        "sent_max_over_mean": ("f8", "1"),
-        "local_share": ("f8", "1"),
-        "load_p50_s": ("f8", "s"),
-        "load_p99_s": ("f8", "s"),
-        "virtual_s": ("f8", "s"),
-        "redirect_count": ("i8", "1"),
-        "stale_hint_count": ("i8", "1"),
-        "deferred_count": ("i8", "1"),
-        "wall_s": ("f8", "s"),
-    },
-)
-NODES = Table(
-    "nodes",
-    {
-        "run": ("i4", "1"),
-        "node": ("i4", "1"),
-        "sent_bytes": ("i8", "bytes"),
-        "replica_bytes": ("i8", "bytes"),
-    },
-)
-LOADS = Table(
-    "samples/loads",
-    {
-        "run": ("i4", "1"),
-        "client": ("i4", "1"),
-        "document": ("i4", "1"),
-        "load_s": ("f8", "s"),
-        "owned_tokens": ("i8", "tokens"),
-        "replica_tokens": ("i8", "tokens"),
-        "remote_tokens": ("i8", "tokens"),
-    },
-)
-_BLOCK_TOKENS = 128
+
+class JobError(RuntimeError):
+    """The job cannot be run as it was asked for; the message is for whoever asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +70,8 @@ class _Job:
             generation_bits=20,
             counts_only=True,
         )
-        block_bytes = setting.bytes_per_token * _BLOCK_TOKENS
-        layout = KVLayout((TensorSpec("kv", block_bytes),), _BLOCK_TOKENS)
+        block_bytes = setting.bytes_per_token * BLOCK_TOKENS
+        layout = KVLayout((TensorSpec("kv", block_bytes),), BLOCK_TOKENS)
         self.spaces = [
             self.sim.store(client).namespace(EXPERIMENT, layout) for client in self.sim.clients
         ]
@@ -144,11 +102,16 @@ class _Job:
         yield Sleep(0.0)
         for document in asked:
             loaded = yield from space.loading(matches[document], [self.kv])
-            assert loaded.reason == "loaded", f"client {client}, document {document}: {loaded}"
+            if loaded.reason != "loaded":
+                raise JobError(
+                    f"expected every load to end within {LOAD_TIMEOUT_S:g} s, that of document "
+                    f"{document} on client {client} did not ({loaded.reason}): a faster link, or "
+                    "fewer loads"
+                )
             sources = {f"{n}_tokens": loaded.by_source[n] for n in ("owned", "replica", "remote")}
             self.loads.append(
                 {"run": self.number, "client": client, "document": document}
-                | {"load_s": loaded.seconds}
+                | {"load_s": loaded.seconds, "asked_tokens": self.setting.context_tokens}
                 | sources
             )
 
@@ -172,10 +135,6 @@ def run_job(setting: Setting, number: int) -> Done:
 
 def _run_row(job: _Job, virtual_s: float) -> dict[str, Any]:
     setting, sim = job.setting, job.sim
-    sent = np.array([sim.sent_bytes[node] for node in range(setting.nodes)])
-    load_s = np.array([load["load_s"] for load in job.loads])
-    local = sum(load["owned_tokens"] + load["replica_tokens"] for load in job.loads)
-    asked = len(job.loads) * setting.context_tokens
     fan_out = [handler.reads.fan_out.counters() for handler in sim.servers]
     counts = ("redirect_count", "stale_hint_count", "deferred_count")
     return {
@@ -185,14 +144,8 @@ def _run_row(job: _Job, virtual_s: float) -> dict[str, Any]:
         "documents_count": setting.documents,
         "popularity": setting.popularity_name,
         "mode": setting.mode,
-        "loads_count": len(job.loads),
         "document_bytes": setting.context_tokens * setting.bytes_per_token,
-        "sent_bytes": int(sent.sum()),
-        "hottest_bytes": int(sent.max()),
-        "sent_max_over_mean": float(sent.max() / sent.mean()) if sent.any() else 1.0,
-        "local_share": local / asked,
-        "load_p50_s": float(np.percentile(load_s, 50)),
-        "load_p99_s": float(np.percentile(load_s, 99)),
+        "sent_bytes": sim.sent_bytes.total(),
         "virtual_s": virtual_s,
         **{name: sum(counters[name] for counters in fan_out) for name in counts},
     }
@@ -221,7 +174,7 @@ def _config(setting: Setting) -> Config:
         staging_bytes=4 * segment_bytes,
         get_bytes=segment_bytes,
         match_timeout_s=1e3,
-        load_timeout_s=1e4,
+        load_timeout_s=LOAD_TIMEOUT_S,
         lease_cap_s=1e4,
         store_timeout_s=1e3,
         retry_s=1e4,

@@ -1,22 +1,23 @@
 # The course of a job, the same on every machine. Sourced by a launch.sh that has defined
 #
-#   run_ranks NODES PROGRAM...        JOB_SERVERS + JOB_CLIENTS ranks on each of NODES nodes
+#   run_ranks NODES PROGRAM...        servers and clients on each of NODES nodes
 #   once_per_node NODES PROGRAM...    one process on each of NODES nodes
 #
-# and has set ALLOCATED_NODES and JOB_ID.
+# and has set ALLOCATED_NODES and JOB_ID. A node has JOB_SERVERS ranks for each of POOLED_SYSTEMS
+# systems (`count_pooled`), then JOB_CLIENTS.
 # shellcheck shell=bash
 
 # What ranks must see, whatever a launcher passes on by itself.
 RANK_VARIABLES=(
   HF_HUB_OFFLINE TRANSFORMERS_OFFLINE HF_HOME XDG_CACHE_HOME MPLCONFIGDIR TMPDIR OMP_NUM_THREADS
-  PYTHONNOUSERSITE EXPERIMENT_JOB_SCRIPT JOB_SERVERS JOB_GPUS JOB_VERBOSE
+  PYTHONNOUSERSITE EXPERIMENT_JOB_SCRIPT JOB_SERVERS POOLED_SYSTEMS JOB_GPUS JOB_VERBOSE
   PTSTORE_SERVERS_PER_NODE PTSTORE_MEMORY_BYTES PTSTORE_COPY_THREADS
   PTSTORE_STALL_DIR
 )
 
 # run_job [MODULE ARGUMENTS...]: the question-answering experiment, or another module.
 run_job() {
-  local counts count
+  local counts count servers=$((JOB_SERVERS * POOLED_SYSTEMS))
   check_settings
   IFS=: read -r -a counts <<<"${JOB_NODE_COUNTS:-$ALLOCATED_NODES}"
   for count in "${counts[@]}"; do
@@ -38,10 +39,11 @@ run_job() {
   fi
   if [[ $JOB_DOCTOR == 1 ]]; then
     echo "== ptstore doctor"
-    run_ranks "$ALLOCATED_NODES" "$python" -m mpi4py -m ptstore_mpi doctor
+    PTSTORE_SERVERS_PER_NODE=$servers run_ranks "$ALLOCATED_NODES" \
+      "$python" -m mpi4py -m ptstore_mpi doctor  # the roles that ranks will have
   fi
   for count in "${counts[@]}"; do
-    echo "== $count node(s), $((count * JOB_SERVERS)) server(s), $((count * JOB_CLIENTS)) client(s)"
+    echo "== $count node(s), $((count * servers)) server(s), $((count * JOB_CLIENTS)) client(s)"
     if (($#)); then
       run_ranks "$count" "$python" -m mpi4py -m "$@"
     else
@@ -55,7 +57,7 @@ replay() {
   local nodes=$1 arguments
   # shellcheck disable=SC2206  # options are split at blanks
   arguments=(
-    --dataset "$JOB_DATASET" --model "$JOB_MODEL" --output "$JOB_RESULTS"
+    --systems "$JOB_SYSTEMS" --dataset "$JOB_DATASET" --model "$JOB_MODEL" --output "$JOB_RESULTS"
     --context-tokens "$JOB_CONTEXT_TOKENS" --documents "$JOB_DOCUMENTS"
     --requests "$((JOB_REQUESTS_PER_CLIENT * JOB_CLIENTS * nodes))"
     --memory-bytes-per-node "$JOB_MEMORY" --threads "$JOB_THREADS" $JOB_ARGS
@@ -68,6 +70,8 @@ check_settings() {
   for name in JOB_SERVERS JOB_CLIENTS JOB_THREADS JOB_REQUESTS_PER_CLIENT; do
     need_count "$name" 1
   done
+  [[ " $JOB_ARGS" != *" --systems"* ]] ||
+    die "JOB_ARGS: how many ranks serve depends on the systems: name them in JOB_SYSTEMS"
   mkdir -p "$JOB_RESULTS" || die "JOB_RESULTS: cannot make the folder $JOB_RESULTS"
   JOB_RESULTS=$(cd "$JOB_RESULTS" && pwd)
   if [[ $JOB_DATASET != embedded && ! -d ${PTSTORE_DATA:-}/$JOB_DATASET ]]; then
@@ -109,7 +113,7 @@ find_model() {
 
 set_environment() {
   node_folder=$JOB_SCRATCH/ptstore-$(id -un)-$JOB_ID
-  export JOB_SERVERS JOB_GPUS JOB_VERBOSE
+  export JOB_SERVERS POOLED_SYSTEMS JOB_GPUS JOB_VERBOSE
   # Compute nodes have no network: nothing may try to look anything up.
   export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
   export HF_HOME=$node_folder/cache XDG_CACHE_HOME=$node_folder/cache

@@ -3,8 +3,9 @@
 #
 #   mpiexec ... jobs/common/gpu_affinity.sh PROGRAM [ARGUMENTS]
 #
-# The lowest JOB_SERVERS ranks of a node serve, the others are its clients 0, 1, ...; client i gets
-# the i-th GPU of JOB_GPUS (0:1:2:3), from the first again where there are more clients than GPUs.
+# The lowest ranks of a node serve, JOB_SERVERS for each of POOLED_SYSTEMS systems; the others are its
+# clients 0, 1, ...; client i gets the i-th GPU of JOB_GPUS (0:1:2:3), from the first again where
+# there are more clients than GPUs.
 # It must be decided here, before MPI and CUDA start. CPUs are the launcher's business.
 set -euo pipefail
 
@@ -17,7 +18,7 @@ if ! [[ $local_rank =~ ^[0-9]+$ ]]; then
 fi
 
 IFS=: read -r -a gpus <<<"${JOB_GPUS:-}"
-client=$((local_rank - ${JOB_SERVERS:-1}))
+client=$((local_rank - ${JOB_SERVERS:-1} * ${POOLED_SYSTEMS:-1}))
 if ((client < 0 || ${#gpus[@]} == 0)); then
   export CUDA_VISIBLE_DEVICES=
 else

@@ -14,6 +14,19 @@ need_count() {
   fi
 }
 
+# count_pooled SYSTEMS: POOLED_SYSTEMS, how many of these names (a,b) have servers of their own; where
+# none has, clients need those of one.
+count_pooled() {
+  local name
+  POOLED_SYSTEMS=0
+  for name in ${1//,/ }; do
+    case $name in
+      prefix_node | evostore | ptstore) POOLED_SYSTEMS=$((POOLED_SYSTEMS + 1)) ;;
+    esac
+  done
+  ((POOLED_SYSTEMS)) || POOLED_SYSTEMS=1
+}
+
 # read_settings FILE...: first the user's own file, then defaults for what is not set yet.
 read_settings() {
   local file

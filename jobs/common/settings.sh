@@ -5,7 +5,8 @@
 # shellcheck shell=bash
 
 : "${JOB_NODE_COUNTS=}"  # nodes of each run, one run after the other (2:4:8); empty: all, once
-: "${JOB_SERVERS=1}"  # servers on a node: one per network interface
+: "${JOB_SYSTEMS=vanilla,prefix,evostore,ptstore}"  # compared systems; prefix_node is one more
+: "${JOB_SERVERS=1}"  # servers on a node of each pooled system: one per network interface
 : "${JOB_CLIENTS=4}"  # clients on a node: one per GPU
 : "${JOB_GPUS=}"  # GPU of each client of a node (0:1:2:3); empty: none
 : "${JOB_THREADS=1}"  # compute threads of a client
@@ -14,7 +15,7 @@
 : "${JOB_CONTEXT_TOKENS=2000}"  # document tokens in each prompt
 : "${JOB_DOCUMENTS=40}"  # documents that are asked about
 : "${JOB_REQUESTS_PER_CLIENT=64}"  # so that the work of a client does not depend on the nodes
-: "${JOB_MEMORY=2GiB}"  # KV memory of a node, equal for 'prefix' and 'ptstore'
+: "${JOB_MEMORY=2GiB}"  # KV memory of a node, for each system as much
 : "${JOB_ARGS=}"  # further options of the driver, split at blanks
 : "${JOB_RESULTS=results}"  # folder of the results, seen by all nodes
 : "${JOB_VENV=.venv}"  # environment to run in

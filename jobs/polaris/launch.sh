@@ -29,7 +29,8 @@ for name in JOB_SERVERS JOB_CLIENTS; do
   need_count "$name" 1
   ((${!name} <= 4)) || die "$name: expected 1 to 4 on a node of Polaris, given ${!name}"
 done
-RANKS_PER_NODE=$((JOB_SERVERS + JOB_CLIENTS))
+count_pooled "$( (($#)) || echo "$JOB_SYSTEMS")" # another module has the servers of one
+RANKS_PER_NODE=$((JOB_SERVERS * POOLED_SYSTEMS + JOB_CLIENTS))
 
 start() {
   local nodes=$1 per_node=$2 name environment=() hostfile status=0

@@ -22,11 +22,12 @@ source jobs/common/experiment.sh
 
 need_count JOB_SERVERS 1
 need_count JOB_CLIENTS 1
-RANKS_PER_NODE=$((JOB_SERVERS + JOB_CLIENTS))
+count_pooled "$( (($#)) || echo "$JOB_SYSTEMS")" # another module has the servers of one
+RANKS_PER_NODE=$((JOB_SERVERS * POOLED_SYSTEMS + JOB_CLIENTS))
 cpus_per_rank=$((${SLURM_CPUS_ON_NODE:-RANKS_PER_NODE} / RANKS_PER_NODE))
 ((cpus_per_rank >= 1)) ||
   die "$RANKS_PER_NODE ranks on a node, but this job has only ${SLURM_CPUS_ON_NODE} CPU(s) there:" \
-    "submit with --exclusive, or set JOB_CLIENTS"
+    "submit with --exclusive, or set JOB_CLIENTS or JOB_SYSTEMS"
 [[ $JOB_THREADS != automatic ]] || JOB_THREADS=$cpus_per_rank
 [[ $JOB_GPUS != automatic ]] || JOB_GPUS=$(seq -s : 0 "$((${SLURM_GPUS_ON_NODE:-0} - 1))")
 

@@ -9,7 +9,8 @@ import sys
 import h5py
 import pytest
 
-from experiments import exp_microbench, exp_qa_replay, exp_trace_replay, record
+from experiments import exp_fan_out, exp_microbench, exp_qa_replay, exp_trace_replay, record
+from experiments.fan_out import tables as fan_out_tables
 from experiments.microbench import measure
 from experiments.trace_replay import tables as replay_tables
 from ptstore_mpi.testing.launching import find_mpiexec, run_ranks
@@ -33,6 +34,7 @@ def results(tmp_path_factory, model_folder):
     output = ["--output", str(folder / "results")]
     assert exp_qa_replay.main([*TOY, "--model", str(model_folder), *output]) == 0
     assert exp_trace_replay.main(["--requests", "20", "--nodes", "2", *output]) == 0
+    assert exp_fan_out.main(["--nodes", "2", "--loads", "2", *output]) == 0
     assert exp_microbench.main(["alone", *QUICK, *output]) == 0
     if find_mpiexec() is not None:
         program = ["-m", "experiments.exp_microbench", "messages", *QUICK, *output]
@@ -52,12 +54,13 @@ def test_the_columns_are_those_of_the_files(page, results):
     samples, batches = record.SAMPLE_COLUMNS, record.BATCH_COLUMNS
     names = ("REQUESTS", "OWNERS", "SERVERS", "DECISIONS", "CEILINGS")
     replayed = [getattr(replay_tables, name) for name in names]
+    fan_out = [getattr(fan_out_tables, name) for name in ("RUNS", "NODES", "LOADS")]
     servers = record.SERVER_COLUMNS
     tables = [
         samples,
         batches,
         servers,
-        *(table.columns for table in (measure.MEASUREMENTS, *replayed)),
+        *(table.columns for table in (measure.MEASUREMENTS, *replayed, *fan_out)),
     ]
     wanted = [(name, *kind) for table in tables for name, kind in table.items()]
     assert sorted(rows) == sorted(wanted)
@@ -69,6 +72,9 @@ def test_the_columns_are_those_of_the_files(page, results):
     (path,) = (results / "results" / "exp_trace_replay").glob("*.h5")
     with h5py.File(path) as file:
         assert [set(file[table.name]) for table in replayed] == [set(t.columns) for t in replayed]
+    (path,) = (results / "results" / "exp_fan_out").glob("*.h5")
+    with h5py.File(path) as file:
+        assert [set(file[table.name]) for table in fan_out] == [set(t.columns) for t in fan_out]
 
 
 def test_the_attributes_are_those_of_the_files(page, results):
@@ -79,7 +85,7 @@ def test_the_attributes_are_those_of_the_files(page, results):
             found |= set(file.attrs)
     # Some of the words there are values of an attribute, or drivers.
     assert found <= explained
-    drivers = {"exp_qa_replay", "exp_trace_replay", "exp_microbench"}
+    drivers = {"exp_qa_replay", "exp_trace_replay", "exp_fan_out", "exp_microbench"}
     assert explained - found <= {*drivers, "local", "none", "true", "unknown"}
 
 

@@ -33,8 +33,19 @@ def test_the_table_has_a_row_per_capacity(capsys):
     assert policy_table.main(["--trace", "mooncake", "--shares", "0.5", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "infinite capacity 40.00 %" in lines[1]  # 4 of 10 blocks
-    assert lines[2].split() == ["capacity", "lru", "lfu", "gdsf", "s3fifo", "adaptive"]
-    assert lines[4].split()[:7] == ["100.0", "%", *["40.00"] * 5]
+    assert lines[2].split() == [
+        "capacity",
+        "lru",
+        "lfu",
+        "gdsf",
+        "s3fifo",
+        "adaptive",
+        "belady",
+        "closed",
+    ]
+    *found, belady = map(float, lines[3].split()[2:8])
+    assert max(found) <= belady <= 40
+    assert lines[4].split()[:9] == ["100.0", "%", *["40.00"] * 6, "-"]
     assert policy_table.main(["--trace", "mooncake", "--unlinked", "--policies", "lru"]) == 0
     assert "/" in capsys.readouterr().out.splitlines()[-1]
 
@@ -43,6 +54,12 @@ def test_the_table_says_what_is_missing(capsys, monkeypatch):
     monkeypatch.delenv("PTSTORE_DATA", raising=False)
     assert policy_table.main([]) == 2
     assert "PTSTORE_DATA" in capsys.readouterr().err
+
+
+def test_what_the_best_policy_closes_is_a_share_of_the_gap():
+    assert policy_table.closed_percent([20.0, 35.0], lru=20.0, belady=50.0) == 50
+    assert policy_table.closed_percent([10.0], lru=20.0, belady=40.0) == -50
+    assert policy_table.closed_percent([20.0], lru=20.0, belady=20.0) is None
 
 
 @pytest.mark.data
@@ -55,9 +72,13 @@ def test_adaptive_keeps_up_with_lru_on_real_traces(name, segment_tokens, every):
     if not os.environ.get("PTSTORE_DATA"):
         pytest.skip("PTSTORE_DATA is not set: no traces")
     chains = policy_table.chains_of(load_trace(name), segment_tokens, every=every)
+    ceilings = policy_table.ceilings_of(chains, segment_tokens)
     for share in policy_table.SHARES:
         lru, adaptive = (
             policy_table.measure(chains, policy=policy, share=share).usable_prefix_percent
             for policy in ("lru", "adaptive")
         )
         assert adaptive >= lru - 0.5
+        capacity_tokens = policy_table.capacity_tokens(chains, share)
+        belady = 100 * ceilings.belady(capacity_tokens // segment_tokens).block
+        assert max(lru, adaptive) <= belady

@@ -34,7 +34,7 @@ def why_not() -> str | None:
 
 @pytest.fixture(scope="module")
 def run_on_hosts():
-    """Return a function that runs a program on 2 ranks of each of 2 hosts."""
+    """Return a function that runs a program on some ranks, 2 if not said, of each of 2 hosts."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -48,12 +48,12 @@ def run_on_hosts():
     try:
         if made.returncode:
             pytest.skip(f"this kernel or container makes no namespaces: {made.stderr.strip()}")
-        asked = ["bash", SCRIPT, "options", name, subnet, str(HOST_COUNT), "2"]
-        launcher = subprocess.check_output(asked, text=True).split()
+        asked = ["bash", SCRIPT, "options", name, subnet, str(HOST_COUNT)]
 
-        def run(*program, timeout_s=120.0):
+        def run(*program, ranks=2, timeout_s=120.0):
+            launcher = subprocess.check_output([*asked, str(ranks)], text=True).split()
             return run_ranks(
-                program, ranks=2 * HOST_COUNT, launcher_options=launcher, timeout_s=timeout_s
+                program, ranks=ranks * HOST_COUNT, launcher_options=launcher, timeout_s=timeout_s
             )
 
         yield run
@@ -92,3 +92,22 @@ def test_the_main_job(run_on_hosts, tmp_path):
     assert all(row["outputs_equal"] for row in rows.values())
     assert own["tokens"]["remote"] > 0
     assert own["rma_bytes"] == own["tokens"]["remote"] * bytes_per_token + discarded
+
+
+def test_copies_of_a_hot_set_spare_the_wire(run_on_hosts, model_folder, tmp_path):
+    """The same prompts with replicas and without: fewer bytes cross, the answers are the same."""
+    done = run_on_hosts(
+        *("-m", "experiments.exp_qa_replay", "--systems", "vanilla,evostore,ptstore"),
+        *("--dataset", "embedded", "--context-tokens", "128", "--documents", "4"),
+        *("--popularity", "uniform", "--requests", "48", "--batch", "3", "--threads", "1"),
+        *("--memory-bytes-per-node", "16MiB", "--model", str(model_folder)),
+        *("--output", str(tmp_path)),
+        ranks=3,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with report.open_results(report.find_file(tmp_path)) as file:
+        rows = {row["system"]: row for row in report.summarise(file)}
+    without, with_copies = rows["evostore"], rows["ptstore"]
+    assert all(row["outputs_equal"] for row in rows.values())
+    assert (without["tokens"]["replica"], with_copies["tokens"]["replica"] > 0) == (0, True)
+    assert 0 < with_copies["rma_bytes"] < without["rma_bytes"]

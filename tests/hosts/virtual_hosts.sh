@@ -8,7 +8,7 @@
 #   virtual_hosts.sh options NAME SUBNET COUNT RANKS   what MPICH's mpiexec needs to know: RANKS on
 #                                                  each of these hosts
 #   virtual_hosts.sh run COUNT RANKS MPIEXEC ...   all of it, around one mpiexec with the options
-#                                                  and arguments that follow
+#                                                  and arguments that follow; LINK_RATE caps links
 set -euo pipefail
 
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
@@ -60,7 +60,7 @@ run() {
   fi
   # shellcheck disable=SC2064  # the name of now
   trap "down $name" EXIT
-  up "$name" "$subnet" "$count"
+  up "$name" "$subnet" "$count" "${LINK_RATE:-}"
   read -ra given < <(options "$name" "$subnet" "$count" "$ranks")
   "$mpiexec" "${given[@]}" -n $((count * ranks)) "$@"
 }

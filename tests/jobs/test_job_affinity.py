@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.baselines import DEFAULT_SYSTEMS, STORE_SETTINGS, SYSTEMS
+
 WRAPPER = Path(__file__).resolve().parents[2] / "jobs" / "common" / "gpu_affinity.sh"
 TELL = 'echo "${CUDA_VISIBLE_DEVICES-unset} ${OMP_NUM_THREADS-unset}"'
 COUNTS = list(itertools.product((1, 2, 3, 4), (1, 2, 3, 4)))
@@ -43,6 +45,12 @@ def test_every_client_has_its_gpu_and_servers_have_none(variable):
     assert seen == [" 1\n", " 1\n", "0 7\n", "1 7\n", "2 7\n", "3 7\n"]
 
 
+def test_servers_of_several_systems_have_no_gpu():
+    counts = {"JOB_SERVERS": "2", "POOLED_SYSTEMS": "2", "JOB_GPUS": "0:1"}
+    seen = [wrap(PALS_LOCAL_RANKID=str(rank), **counts).stdout for rank in range(6)]
+    assert seen == [" 1\n"] * 4 + ["0 7\n", "1 7\n"]
+
+
 @pytest.mark.parametrize(
     ("rank", "gpus", "seen"),
     [("1", "3:2", "3 7\n"), ("2", "3:2", "2 7\n"), ("3", "3:2", "3 7\n"), ("1", "", " 7\n")],
@@ -73,7 +81,9 @@ def test_verbose_says_where_a_rank_is():
 
 @pytest.mark.parametrize(("servers", "clients"), COUNTS)
 def test_polaris_binds_each_rank_to_cores_of_its_own_at_its_gpu(evaluate, servers, clients):
-    counts = {"JOB_SERVERS": str(servers), "JOB_CLIENTS": str(clients)}
+    counts = {
+        "JOB_SERVERS": str(servers), "JOB_CLIENTS": str(clients), "POOLED_SYSTEMS": "1",
+    }  # fmt: skip
     text = evaluate("polaris/environment.sh", "bind_list; echo $JOB_GPUS $JOB_THREADS", **counts)
     bind, rest = text.splitlines()
     gpus, threads = rest.split()
@@ -89,7 +99,9 @@ def test_polaris_binds_each_rank_to_cores_of_its_own_at_its_gpu(evaluate, server
 def test_polaris_gives_every_rank_one_interface_and_servers_different_ones(
     evaluate, servers, clients
 ):
-    counts = {"JOB_SERVERS": str(servers), "JOB_CLIENTS": str(clients)}
+    counts = {
+        "JOB_SERVERS": str(servers), "JOB_CLIENTS": str(clients), "POOLED_SYSTEMS": "1",
+    }  # fmt: skip
     bind, text = evaluate("polaris/environment.sh", "bind_list; interface_map", **counts).split()
     ranks = [cpus(part) for part in bind.removeprefix("list:").split(":")]
     of = {
@@ -103,3 +115,16 @@ def test_polaris_gives_every_rank_one_interface_and_servers_different_ones(
         assert min(ranks[rank]) in CORES_AT_INTERFACE[rank]
     if clients == 4:
         assert sorted(of[rank] for rank in range(servers, servers + 4)) == [0, 0, 1, 1]
+
+
+def test_servers_of_every_system_have_the_same_places(evaluate):
+    counts = {"JOB_SERVERS": "2", "JOB_CLIENTS": "1", "POOLED_SYSTEMS": "3"}
+    bind, text = evaluate("polaris/environment.sh", "bind_list; interface_map", **counts).split()
+    assert bind == "list:" + "0,32:16,48:" * 3 + "25-31"
+    assert text == "0:0,2,4;1:1,3,5,6"
+
+
+@pytest.mark.parametrize("systems", [DEFAULT_SYSTEMS, SYSTEMS, SYSTEMS[:1], *zip(SYSTEMS)])
+def test_systems_with_servers_are_counted_as_the_driver_does(evaluate, systems):
+    counted = evaluate("common/lib.sh", f"count_pooled {','.join(systems)}; echo $POOLED_SYSTEMS")
+    assert int(counted) == max(len(set(systems) & set(STORE_SETTINGS)), 1)

@@ -41,8 +41,8 @@ def test_the_main_job_on_polaris_as_it_is_submitted(machine, model_folder):
     stage, doctor, replay, clean = machine.launches()
     assert modules([stage, doctor, replay, clean]) == ["ptstore_mpi", "experiments.exp_qa_replay"]
     assert doctor["options"] == replay["options"]
-    bind = "list:0,32:16,48:25-31:17-23:9-15:1-7"
-    expected = {"-n": "48", "--ppn": "6", "--cpu-bind": bind}
+    bind = "list:0,32:16,48:0,32:16,48:25-31:17-23:9-15:1-7"
+    expected = {"-n": "64", "--ppn": "8", "--cpu-bind": bind}
     assert {key: replay["options"][key] for key in expected} == expected
     assert replay["hosts"] == HOSTS
     assert replay["program"][:4] == [
@@ -55,6 +55,7 @@ def test_the_main_job_on_polaris_as_it_is_submitted(machine, model_folder):
     assert given["--model"] == f"{node_folder}/model"
     assert given["--requests"] == str(8 * 4 * 64)
     assert given["--threads"] == "7"
+    assert given["--systems"] == "vanilla,prefix,evostore,ptstore"
     assert given["--output"] == machine.environment["JOB_RESULTS"]
     for entry in (stage, clean):
         assert (entry["options"]["-n"], entry["options"]["--ppn"]) == ("8", "1")
@@ -68,10 +69,12 @@ def test_the_main_job_on_polaris_as_it_is_submitted(machine, model_folder):
         "PBS_JOBID": "7.server",
         "MPICH_GPU_SUPPORT_ENABLED": "0",
         "MPICH_OFI_NIC_POLICY": "USER",
-        "MPICH_OFI_NIC_MAPPING": "0:0,4,5;1:1,2,3",
+        "MPICH_OFI_NIC_MAPPING": "0:0,2,6,7;1:1,3,4,5",
     }
     assert {name: environment[name] for name in told} == told
     assert environment["HF_HOME"].startswith(node_folder)
+    assert environment["POOLED_SYSTEMS"] == "2"
+    assert doctor["environment"]["PTSTORE_SERVERS_PER_NODE"] == "4"
 
 
 def test_weak_scaling_is_runs_on_the_first_nodes_with_as_many_requests_per_client(
@@ -83,7 +86,7 @@ def test_weak_scaling_is_runs_on_the_first_nodes_with_as_many_requests_per_clien
     assert done.returncode == 0, done.stderr
     *runs, _clean = machine.launches()
     assert [run["hosts"] for run in runs] == [HOSTS[:2], HOSTS[:4], HOSTS]
-    assert [run["options"]["-n"] for run in runs] == ["12", "24", "48"]
+    assert [run["options"]["-n"] for run in runs] == ["16", "32", "64"]
     requests = [options_of(run["program"])["--requests"] for run in runs]
     assert requests == ["512", "1024", "2048"]
     assert options_of(runs[0]["program"])["--model"] == str(model_folder)
@@ -92,7 +95,7 @@ def test_weak_scaling_is_runs_on_the_first_nodes_with_as_many_requests_per_clien
 def test_settings_from_a_file_and_equal_shares_of_the_cores(machine, model_folder, tmp_path):
     machine.pbs(*HOSTS[:2])
     settings = tmp_path / "mine.sh"
-    settings.write_text("JOB_ARGS='--systems vanilla,ptstore --seed 5'\nJOB_CPU_BIND=depth\n")
+    settings.write_text("JOB_SYSTEMS=vanilla,ptstore\nJOB_ARGS='--seed 5'\nJOB_CPU_BIND=depth\n")
     done = machine.run(
         "jobs/polaris/first_job.pbs", JOB_MODEL=str(model_folder), JOB_SETTINGS=str(settings)
     )
@@ -145,7 +148,9 @@ def test_another_module_takes_the_place_of_the_experiment(machine, model_folder)
         JOB_MODEL=str(model_folder), JOB_DOCTOR="0", JOB_STAGE="0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert machine.launches()[0]["program"][-2:] == ["doctor", "--json"]
+    (launch,) = machine.launches()[:-1]
+    assert launch["program"][-2:] == ["doctor", "--json"]
+    assert launch["options"]["--ppn"] == "6"  # the servers of one system
 
 
 def test_the_job_on_slurm(machine, model_folder):
@@ -158,13 +163,13 @@ def test_the_job_on_slurm(machine, model_folder):
     assert done.returncode == 0, done.stderr
     stage, doctor, replay, clean = machine.launches()
     assert doctor["options"] == replay["options"] == {
-        "--mpi": "pmix", "--nodes": "2", "--ntasks": "10", "--ntasks-per-node": "5",
-        "--distribution": "block", "--cpus-per-task": "6", "--cpu-bind": "cores",
+        "--mpi": "pmix", "--nodes": "2", "--ntasks": "12", "--ntasks-per-node": "6",
+        "--distribution": "block", "--cpus-per-task": "5", "--cpu-bind": "cores",
         "--kill-on-bad-exit": "1", "--export": "ALL",
     }  # fmt: skip
     assert stage["options"]["--ntasks-per-node"] == clean["options"]["--ntasks-per-node"] == "1"
     given = options_of(replay["program"])
-    assert (given["--threads"], given["--requests"]) == ("6", str(2 * 4 * 6))
+    assert (given["--threads"], given["--requests"]) == ("5", str(2 * 4 * 6))
     assert replay["environment"]["JOB_GPUS"] == "0:1:2:3"
 
 
@@ -179,6 +184,7 @@ def test_the_job_on_slurm(machine, model_folder):
         (HOSTS[:2], {"JOB_CLIENTS": "all"}, "JOB_CLIENTS: expected a whole number of at least 1"),
         (HOSTS[:2], {"JOB_NODE_COUNTS": "2:x"}, "expected a whole number of at least 1, given 'x'"),
         (HOSTS[:2], {"JOB_DATASET": "squad"}, "expected the folder squad in PTSTORE_DATA"),
+        (HOSTS[:2], {"JOB_ARGS": "--systems vanilla"}, "JOB_ARGS: how many ranks serve depends"),
         (HOSTS[:2], {"JOB_MODULES": "conda"}, "there is no command 'module'"),
         (HOSTS[:2], {"JOB_SETTINGS": "/nowhere"}, "JOB_SETTINGS: expected a file"),
         (HOSTS[:2], {"PBS_NODEFILE": ""}, "expected to run inside a PBS job"),
@@ -201,7 +207,7 @@ def test_slurm_says_why_too(machine, model_folder):
     machine.slurm(nodes=2, cpus=4)
     done = machine.run("jobs/slurm/first_job.sbatch", JOB_MODEL=str(model_folder))
     assert done.returncode == 2
-    assert "5 ranks on a node, but this job has only 4 CPU(s)" in done.stderr
+    assert "6 ranks on a node, but this job has only 4 CPU(s)" in done.stderr
 
 
 def test_a_failing_doctor_ends_the_job_before_the_experiment(machine, model_folder):
@@ -273,9 +279,9 @@ def test_the_first_job_for_real_on_two_virtual_nodes(machine, model_folder):
         STAND_IN_RANKS="mpi", STAND_IN_MPIEXEC=str(find_mpiexec()), timeout_s=280, **TOY,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ranks          4 on 2 node(s): 2 server(s), 2 client(s)" in done.stdout
+    assert "ranks          6 on 2 node(s): 4 server(s), 2 client(s)" in done.stdout
     assert "local rank 0: server, GPU none" in done.stdout
-    assert "local rank 1: client, GPU 0" in done.stdout
+    assert "local rank 2: client, GPU 0" in done.stdout
     path = report.find_file(machine.folder / "results")
     assert path.name.endswith("_7.server.h5")
     script = ROOT / "jobs" / "polaris" / "first_job.pbs"
@@ -284,7 +290,7 @@ def test_the_first_job_for_real_on_two_virtual_nodes(machine, model_folder):
     with h5py.File(path) as file:
         assert file.attrs["job_id"] == "7.server"
         assert file.attrs["job_script_sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
-        assert (file.attrs["servers_count"], file.attrs["clients_count"]) == (2, 2)
+        assert (file.attrs["servers_count"], file.attrs["clients_count"]) == (4, 2)
         environment = json.loads(file.attrs["environment"])
         assert environment["PTSTORE_SERVERS_PER_NODE"] == "1"
         assert len(file["samples/ptstore/ttft_s"]) == 6

@@ -56,10 +56,10 @@ def check_results(folder, *, nodes, clients):
     """See that a run is complete, right, and that nodes loaded from each other."""
     with report.open_results(report.find_file(folder)) as file:
         rows = {row["system"]: row for row in report.summarise(file)}
-        assert (file.attrs["servers_count"], file.attrs["clients_count"]) == (nodes, clients)
+        assert (file.attrs["servers_count"], file.attrs["clients_count"]) == (2 * nodes, clients)
         digest = hashlib.sha256(SCRIPT.read_bytes()).hexdigest()
         assert (file.attrs["job_id"], file.attrs["job_script_sha256"]) == ("local", digest)
-    assert list(rows) == ["vanilla", "prefix", "ptstore"]
+    assert list(rows) == ["vanilla", "prefix", "evostore", "ptstore"]
     assert all(row["outputs_equal"] for row in rows.values())
     assert rows["ptstore"]["tokens"]["remote"] > 0
 
@@ -71,7 +71,7 @@ def test_a_job_runs_with_every_socket_to_elsewhere_refused(isolated, model_folde
     results = tmp_path / "results"
     done = run(
         [
-            *(SCRIPT, "--ranks", 4, "--nodes", 2, "--dataset", "embedded", *TOY),
+            *(SCRIPT, "--ranks", 6, "--nodes", 2, "--dataset", "embedded", *TOY),
             *("--memory-bytes-per-node", "16MiB", "--model", model_folder, "--output", results),
         ],
         isolated,
@@ -80,7 +80,7 @@ def test_a_job_runs_with_every_socket_to_elsewhere_refused(isolated, model_folde
     assert done.returncode == 0, done.stdout + done.stderr
     told = [path.name for path in Path(isolated["NO_NETWORK_FOLDER"]).iterdir()]
     assert "attempts" not in told
-    assert len(told) >= 4  # the ranks, with the hook in each
+    assert len(told) >= 6  # the ranks, with the hook in each
     check_results(results, nodes=2, clients=2)
 
 
@@ -164,28 +164,40 @@ def recorded(tmp_path, environment):
     ],
 )
 def test_ranks_nodes_and_wire_reach_mpich(recorded, tmp_path, wire, variables):
-    done = recorded("--ranks", 6, "--nodes", 3, "--wire", wire, "--seed", "9")
+    done = recorded("--ranks", 11, "--nodes", 3, "--wire", wire, "--seed", "9")
     command, *found = done.stdout.splitlines()
     python = tmp_path / "bin" / "python"
-    assert command == f"-n 6 {python} -m mpi4py -m experiments.exp_qa_replay --seed 9"
+    driver = f"{python} -m mpi4py -m experiments.exp_qa_replay"
+    assert command == f"-n 11 {driver} --systems vanilla,prefix,evostore,ptstore --seed 9"
     cliques = {"MPIR_CVAR_NUM_CLIQUES=3", "MPIR_CVAR_CLIQUES_BY_BLOCK=1", "HF_HUB_OFFLINE=1"}
     given = ("PTSTORE_CACHE", "PTSTORE_DATA")  # of whoever runs the tests
     assert {v for v in found if not v.startswith(given)} == variables | cliques
 
 
 def test_open_mpi_gets_virtual_nodes_of_the_store(recorded):
-    done = recorded("--ranks", 4, "--nodes", 2, "--", "--seed", "9", version="Open MPI 5.0.11")
+    done = recorded("--ranks", 6, "--nodes", 2, "--", "--seed", "9", version="Open MPI 5.0.11")
     command, *found = done.stdout.splitlines()
-    assert command.startswith("--oversubscribe --bind-to none -n 4 ")
-    assert command.endswith("experiments.exp_qa_replay --seed 9")
+    assert command.startswith("--oversubscribe --bind-to none -n 6 ")
+    assert command.endswith("vanilla,prefix,evostore,ptstore --seed 9")
     assert {"PTSTORE_VIRTUAL_NODE_COUNT=2", "OMPI_MCA_btl=tcp,self"} < set(found)
     assert recorded("--wire", "ofi", version="Open MPI 5.0.11").returncode == 2
 
 
 @pytest.mark.parametrize(
+    ("systems", "ranks"),
+    [(["--systems", "vanilla,ptstore"], 4), (["--systems=prefix_node,evostore,ptstore"], 8)],
+)
+def test_ranks_are_as_many_as_the_systems_want(recorded, systems, ranks):
+    done = recorded("--nodes", 2, "--seed", "9", *systems)
+    command = done.stdout.splitlines()[0]
+    assert command.startswith(f"-n {ranks} ")
+    assert command.endswith(f"exp_qa_replay --seed 9 {' '.join(systems)}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--ranks", "3", "--nodes", "2"], "ranks: expected a whole number of at least 4"),
+        (["--ranks", "5", "--nodes", "2"], "ranks: expected a whole number of at least 6"),
         (["--nodes", "0"], "nodes: expected a whole number of at least 1, given '0'"),
         (["--ranks", "many"], "given 'many'"),
         (["--wire", "pigeon"], "--wire: expected tcp, ofi or memory, given 'pigeon'"),
