@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptstore_mpi.protocol.messages import PeerFrame, PeerMessage, Reply
+from ptstore_mpi.protocol.messages import Reply
+from ptstore_mpi.protocol.peer_messages import PeerFrame, PeerMessage
 from ptstore_mpi.types import ServerIndex
 
 __all__ = ["Action", "Answer", "CancelReceives", "PostReceives", "SendFrame", "ToPeer"]

@@ -33,7 +33,6 @@ from ptstore_mpi.protocol.messages import (
     LostRequest,
     MatchReply,
     MatchRequest,
-    PeerFrame,
     PingReply,
     PingRequest,
     PublishRequest,
@@ -44,6 +43,7 @@ from ptstore_mpi.protocol.messages import (
     StatsRequest,
 )
 from ptstore_mpi.protocol.peer_link import PeerLink
+from ptstore_mpi.protocol.peer_messages import PeerFrame
 from ptstore_mpi.protocol.reads import ReadPath
 from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.protocol.replicas import ReplicaPath

@@ -1,14 +1,9 @@
-"""Every message of the control plane, typed, and their one encoding.
+"""What clients ask servers, and what these answer: every message, typed.
 
-Three families: requests (client to server), replies (server to client) and peer messages (server
-to server). A request carries its key ``(client, op, attempt, low)`` (rules P1 and P3 of the
-protocol); a reply echoes ``op`` and ``attempt``, so that the client can tell whose answer it is
-and from when its lease counts (P12). Peer messages travel in numbered frames, so that their
-channel is FIFO and exactly once over whatever carries it (P7).
-
-The wire form is a CRC-32C (4 bytes, little-endian) and a MessagePack array. A bit that was bent
-on the way makes a message that is refused, and so lost: the sender asks again. So is a request
-that contradicts itself: a server never sees one.
+A request carries its key ``(client, op, attempt, low)`` (rules P1 and P3 of the protocol); a reply
+echoes ``op`` and ``attempt``, so that the client can tell whose answer it is and from when its
+lease counts (P12). A request that contradicts itself is refused when it is decoded: a server never
+sees one. What servers tell each other is in `peer_messages`, the wire form of all in `wire`.
 """
 
 from __future__ import annotations
@@ -16,9 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 
-from ptstore_mpi import _native
 from ptstore_mpi.cache.times import LONGEST_S, Times
 from ptstore_mpi.types import HASH_BYTES, BalanceDecision, SegmentRef
 
@@ -35,16 +28,11 @@ __all__ = [
     "DropRequest",
     "FilledRequest",
     "Grant",
-    "Link",
-    "LinkResult",
     "LostRequest",
     "MatchReply",
     "MatchRequest",
-    "PeerFrame",
-    "PeerMessage",
     "PingReply",
     "PingRequest",
-    "Prune",
     "PublishRequest",
     "ReleaseRequest",
     "ReplicaPlace",
@@ -55,14 +43,8 @@ __all__ = [
     "ReserveRequest",
     "StatsReply",
     "StatsRequest",
-    "Trim",
-    "Unlink",
     "WriteReply",
     "WriteStatus",
-    "decode_frame",
-    "decode_reply",
-    "decode_request",
-    "encode",
 ]
 
 WriteStatus = Literal[
@@ -395,64 +377,6 @@ Reply = (
     | PingReply
 )
 
-
-class _Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """``serial`` names one link for ever: it is never reused (P7)."""
-
-    serial: int
-
-
-class Link(_Peer, frozen=True):
-    """``child`` (of the sender) continues ``parent`` (of the receiver)."""
-
-    parent: SegmentRef
-    child: int
-
-
-class LinkResult(_Peer, frozen=True):
-    """Whether the parent was there and is now held by the link; if so, the path to it.
-
-    ``path`` is the flat record before the parent, as its owner knows it.
-    """
-
-    linked: bool
-    path: tuple[SegmentRef, ...]
-
-
-class Unlink(_Peer, frozen=True):
-    """The child of this link is gone."""
-
-    parent: SegmentRef
-    child: int
-
-
-class Prune(_Peer, frozen=True):
-    """The parent of this link is lost: the child must go, with all that hangs on it (P15)."""
-
-    child: int
-
-
-class Trim(_Peer, frozen=True):
-    """The parent's server is full: drop a leaf that hangs on this child, or pass it on (P16)."""
-
-    child: int
-
-
-PeerMessage = Link | LinkResult | Unlink | Prune | Trim
-
-
-class PeerFrame(msgspec.Struct, frozen=True, array_like=True):
-    """What travels between two servers; see `ptstore_mpi.protocol.peer_link`.
-
-    ``number`` counts the messages of one direction from 1; 0 carries none. ``received`` is the
-    highest number up to which everything has arrived from the other side.
-    """
-
-    number: int
-    received: int
-    message: PeerMessage | None = None
-
-
 REPLY_TO: dict[type, type] = {
     MatchRequest: MatchReply,
     AcquireRequest: AcquireReply,
@@ -466,47 +390,7 @@ REPLY_TO: dict[type, type] = {
 }
 """What answers what: requests of one operation share its number."""
 
-_CRC_BYTES = 4
-_encoder = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(Request)
-_reply_decoder = msgspec.msgpack.Decoder(Reply)
-_frame_decoder = msgspec.msgpack.Decoder(PeerFrame)
-
-
-def encode(message: Request | Reply | PeerFrame) -> bytes:
-    """Return the wire form of a message."""
-    body = _encoder.encode(message)
-    return _crc(body) + body
-
-
-def decode_request(data: bytes | bytearray) -> Request:
-    """Return the request in ``data``; raises ``msgspec.DecodeError`` on anything else."""
-    request: Request = _request_decoder.decode(_body(data))
-    return request
-
-
-def decode_reply(data: bytes | bytearray) -> Reply:
-    """Return the reply in ``data``; raises ``msgspec.DecodeError`` on anything else."""
-    reply: Reply = _reply_decoder.decode(_body(data))
-    return reply
-
-
-def decode_frame(data: bytes | bytearray) -> PeerFrame:
-    """Return the frame in ``data``; raises ``msgspec.DecodeError`` on anything else."""
-    return _frame_decoder.decode(_body(data))
-
 
 def _check_length(name: str, data: bytes, unit_bytes: int) -> None:
     if len(data) % unit_bytes:
         raise ValueError(f"{name}: expected a multiple of {unit_bytes} bytes, got {len(data)}")
-
-
-def _crc(body: bytes | memoryview) -> bytes:
-    return _native.crc32c(np.frombuffer(body, np.uint8)).to_bytes(_CRC_BYTES, "little")
-
-
-def _body(data: bytes | bytearray) -> memoryview:
-    body = memoryview(data)[_CRC_BYTES:]
-    if not body or data[:_CRC_BYTES] != _crc(body):
-        raise msgspec.DecodeError(f"{len(data)} bytes that are not a message: wrong checksum")
-    return body

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptstore_mpi.protocol.messages import PeerFrame, PeerMessage
+from ptstore_mpi.protocol.peer_messages import PeerFrame, PeerMessage
 
 __all__ = ["PeerLink"]
 

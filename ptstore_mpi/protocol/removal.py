@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment, SegmentState
 from ptstore_mpi.protocol.actions import Action, ToPeer
-from ptstore_mpi.protocol.messages import Prune, Unlink
+from ptstore_mpi.protocol.peer_messages import Prune, Unlink
 from ptstore_mpi.types import segment_owner
 
 __all__ = ["Removal"]

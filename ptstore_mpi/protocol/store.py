@@ -27,12 +27,7 @@ from ptstore_mpi.protocol.effects import (
     StartWrite,
 )
 from ptstore_mpi.protocol.match import cut, match_broadcast
-from ptstore_mpi.protocol.messages import (
-    PublishRequest,
-    ReserveReply,
-    ReserveRequest,
-    WriteReply,
-)
+from ptstore_mpi.protocol.messages import PublishRequest, ReserveReply, ReserveRequest, WriteReply
 from ptstore_mpi.protocol.placement import place
 from ptstore_mpi.types import BlockHashes, SegmentRef, ServerIndex
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ptstore_mpi.cache.owned import OwnedCache
 from ptstore_mpi.cache.segment import Segment, SegmentState
 from ptstore_mpi.protocol.actions import Action, ToPeer
-from ptstore_mpi.protocol.messages import Trim
+from ptstore_mpi.protocol.peer_messages import Trim
 from ptstore_mpi.protocol.removal import Removal
 from ptstore_mpi.types import segment_owner
 

@@ -25,18 +25,13 @@ from ptstore_mpi.cache.segment import Record, Segment
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, ToPeer
 from ptstore_mpi.protocol.making_room import MakingRoom
 from ptstore_mpi.protocol.messages import (
-    Link,
-    LinkResult,
-    PeerMessage,
-    Prune,
     PublishRequest,
     ReserveReply,
     ReserveRequest,
-    Trim,
-    Unlink,
     WriteReply,
     WriteStatus,
 )
+from ptstore_mpi.protocol.peer_messages import Link, LinkResult, PeerMessage, Prune, Trim, Unlink
 from ptstore_mpi.protocol.reservation import Reservation, Reservations
 from ptstore_mpi.protocol.trim import Trimming
 from ptstore_mpi.types import HASH_BYTES, SegmentRef, ServerIndex, segment_owner

@@ -20,15 +20,9 @@ from ptstore_mpi.config import Config
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, SendFrame
 from ptstore_mpi.protocol.context import ClientContext, Ledger
 from ptstore_mpi.protocol.effects import Operation
-from ptstore_mpi.protocol.messages import (
-    PeerFrame,
-    Reply,
-    Request,
-    decode_frame,
-    decode_reply,
-    decode_request,
-    encode,
-)
+from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.protocol.peer_messages import PeerFrame
+from ptstore_mpi.protocol.wire import decode_frame, decode_reply, decode_request, encode
 from ptstore_mpi.sim.observer import InvariantError
 from ptstore_mpi.sim.trace import START_S
 from ptstore_mpi.sim.transport import SimTransport, Stepper, Transfer, counted_memory

@@ -30,14 +30,9 @@ from ptstore_mpi.cache.segment import Segment
 from ptstore_mpi.config import Config
 from ptstore_mpi.layout import KVLayout
 from ptstore_mpi.protocol import effects
-from ptstore_mpi.protocol.messages import (
-    PeerFrame,
-    Reply,
-    Request,
-    decode_reply,
-    decode_request,
-    encode,
-)
+from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.protocol.peer_messages import PeerFrame
+from ptstore_mpi.protocol.wire import decode_reply, decode_request, encode
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.sim.faults import FaultPlan
 from ptstore_mpi.sim.network import Dice, Network

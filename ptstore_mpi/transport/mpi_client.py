@@ -19,7 +19,8 @@ from ptstore_mpi.config import Config
 from ptstore_mpi.errors import TransportError
 from ptstore_mpi.idle import Idle
 from ptstore_mpi.protocol.effects import Operation
-from ptstore_mpi.protocol.messages import Reply, Request, decode_reply, encode
+from ptstore_mpi.protocol.messages import Reply, Request
+from ptstore_mpi.protocol.wire import decode_reply, encode
 from ptstore_mpi.transport.base import ClientTransport
 from ptstore_mpi.transport.fetch import Fetcher
 from ptstore_mpi.transport.mpi_channel import Channel

@@ -18,7 +18,7 @@ from ptstore_mpi.config import Config
 from ptstore_mpi.idle import Idle
 from ptstore_mpi.protocol.actions import Action, Answer, CancelReceives, PostReceives, SendFrame
 from ptstore_mpi.protocol.handler import ServerHandler
-from ptstore_mpi.protocol.messages import decode_frame, decode_request, encode
+from ptstore_mpi.protocol.wire import decode_frame, decode_request, encode
 from ptstore_mpi.transport.fetch import FetchServer
 from ptstore_mpi.transport.mpi_channel import Channel
 from ptstore_mpi.transport.stall import StallWatch

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ptstore_mpi import _native
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
+from ptstore_mpi.protocol import wire
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
 from ptstore_mpi.testing.checks import check_links, check_quiet, check_reachable, check_space
@@ -20,16 +22,16 @@ from ptstore_mpi.types import BalanceDecision, SegmentRef, pack_segment_id
 HASH = b"h" * 16
 REF = [5, 1, HASH]
 KEY = [7, 3, 0, 3]
-DECODERS = (m.decode_request, m.decode_reply, m.decode_frame)
+DECODERS = (wire.decode_request, wire.decode_reply, wire.decode_frame)
 
 
-def wire(body: bytes) -> bytes:
+def sealed(body: bytes) -> bytes:
     """Return a body as it travels: whatever it holds, its checksum is right."""
     return _native.crc32c(np.frombuffer(body, np.uint8)).to_bytes(4, "little") + body
 
 
 def packed(*fields) -> bytes:
-    return wire(msgspec.msgpack.encode(fields))
+    return sealed(msgspec.msgpack.encode(fields))
 
 
 def reserve(hashes=HASH, counts=(1,), tensor_bytes=(64, 24), *, remaining_s=1.0, ancestors=()):
@@ -44,7 +46,7 @@ def kind(name, *values):
 REQUESTS = [
     kind("unknown_kind", packed("FormatRequest", *KEY), "FormatRequest"),
     kind("no_kind", packed(*KEY), "Expected `str`"),
-    kind("object", wire(msgspec.msgpack.encode({"client": 1})), "Expected `array`"),
+    kind("object", sealed(msgspec.msgpack.encode({"client": 1})), "Expected `array`"),
     kind("short", packed("ByeRequest", 1), "at least length 5"),
     kind("key_text", packed("ByeRequest", "me", 1, 1, 1), "Expected `int`"),
     kind("client_negative", packed("ByeRequest", -1, 1, 1, 1), ">= 0"),
@@ -67,12 +69,12 @@ REQUESTS = [
     kind("reserve_for_ever", reserve(remaining_s=float("inf")), "<="),
     kind("reserve_behind_nonsense", reserve(ancestors=["a"]), "Expected `array`"),
     kind("checksums_cut", packed("PublishRequest", *KEY, b"123"), "multiple of 4 bytes, got 3"),
-    kind("nesting_without_end", wire(b"\x91" * 100_000), "."),
-    kind("array_without_end", wire(b"\xdd\xff\xff\xff\xff"), "."),
-    kind("never_used_byte", wire(b"\xc1"), "."),
-    kind("text_that_is_no_utf8", wire(b"\x95\xa2\xff\xfe" + b"\x01" * 4), "."),
+    kind("nesting_without_end", sealed(b"\x91" * 100_000), "."),
+    kind("array_without_end", sealed(b"\xdd\xff\xff\xff\xff"), "."),
+    kind("never_used_byte", sealed(b"\xc1"), "."),
+    kind("text_that_is_no_utf8", sealed(b"\x95\xa2\xff\xfe" + b"\x01" * 4), "."),
     kind("empty", b"", "0 bytes that are not a message"),
-    kind("checksum_alone", wire(b""), "4 bytes that are not a message"),
+    kind("checksum_alone", sealed(b""), "4 bytes that are not a message"),
     kind("nonsense", b"GET / HTTP/1.1\r\n\r\n", "wrong checksum"),
 ]
 
@@ -80,7 +82,7 @@ REQUESTS = [
 @pytest.mark.parametrize(("data", "said"), REQUESTS)
 def test_requests_that_are_none(data, said):
     with pytest.raises(msgspec.DecodeError, match=said):
-        m.decode_request(data)
+        wire.decode_request(data)
 
 
 def samples():
@@ -94,13 +96,15 @@ def samples():
         tuple[tuple[int, int], ...]: ((0, 3),), tuple[float, ...]: (0.5,) * 4,
         tuple[BalanceDecision, ...]: (),
     }  # fmt: skip
-    for union in (m.Request, m.Reply, m.PeerMessage):
+    for union in (m.Request, m.Reply, peer.PeerMessage):
         for each in typing.get_args(union):
             hints = typing.get_type_hints(each)
             given = {name: values[hints[name]] for name in each.__struct_fields__}
             given |= {"checksums": bytes(4)} if each is m.FilledRequest else {}
             message = each(**given)
-            yield m.encode(m.PeerFrame(1, 0, message) if union is m.PeerMessage else message)
+            yield wire.encode(
+                peer.PeerFrame(1, 0, message) if union is peer.PeerMessage else message
+            )
 
 
 SAMPLES = list(samples())
@@ -132,7 +136,7 @@ def only_decode_errors(data):
 @settings(max_examples=300)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes(data, checksummed):
-    only_decode_errors(wire(data) if checksummed else data)
+    only_decode_errors(sealed(data) if checksummed else data)
 
 
 @settings(max_examples=300)
@@ -141,7 +145,7 @@ def test_cut_and_joined_messages(first, second, data):
     cut = data.draw(st.integers(0, len(first)))
     start = data.draw(st.integers(4, len(second)))
     only_decode_errors(first[:cut] + second[start:])
-    only_decode_errors(wire(first[4 : max(cut, 4)] + second[start:]))
+    only_decode_errors(sealed(first[4 : max(cut, 4)] + second[start:]))
 
 
 @settings(max_examples=300)
@@ -212,7 +216,7 @@ def test_no_request_harms_a_server(data):
     for _ in range(data.draw(st.integers(1, 15))):
         server = data.draw(st.integers(0, 1))
         try:
-            request = m.decode_request(data.draw(requests(known)))
+            request = wire.decode_request(data.draw(requests(known)))
         except msgspec.DecodeError:
             continue
         cluster.handle(server, request)
@@ -238,10 +242,10 @@ def test_no_frame_of_another_server_harms_a_server(frames):
     actor = Actor(cluster, 2)
     actor.store(np.arange(16))
     for receiver, sample, data in frames:
-        frame = m.decode_frame(sample)
+        frame = wire.decode_frame(sample)
         number = data.draw(st.integers(0, 3))
         serial = data.draw(st.sampled_from([0, 1, 2, (1 << 48) + 1]))
         message = msgspec.structs.replace(frame.message, serial=serial)
         handler = cluster.servers[receiver]
-        handler.handle_peer(1 - receiver, m.PeerFrame(number, 0, message), cluster.now)
+        handler.handle_peer(1 - receiver, peer.PeerFrame(number, 0, message), cluster.now)
         check_space(cluster)

@@ -15,7 +15,7 @@ from ptstore_mpi.sim.faults import FAULTS, SITUATIONS, FaultPlan
 from ptstore_mpi.sim.run import run_seed
 from ptstore_mpi.sim.workloads import WORKLOADS
 
-CI_SEEDS = 1000
+CI_SEEDS = 2000
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from ptstore_mpi.cache.ghosts import ReplicaGhosts, SegmentGhosts
 from ptstore_mpi.cache.sides import Oldest
 from ptstore_mpi.cache.times import GB_BYTES, LONGEST_S, Times
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import wire
 from ptstore_mpi.protocol.times import ClientTimes
 from ptstore_mpi.types import SegmentRef, pack_segment_id
 
@@ -136,7 +137,7 @@ def test_a_decision_is_logged_with_its_reasons_and_the_last_256_are_kept():
     decisions = list(job.balance.decisions)
     assert len(decisions) == 256 < job.balance.decision_count
     (reply,) = replies(job.send(m.StatsRequest, True, op=job.op(), client=99))
-    assert m.decode_reply(m.encode(reply)).decisions == tuple(decisions)
+    assert wire.decode_reply(wire.encode(reply)).decisions == tuple(decisions)
     (plain,) = replies(job.send(m.StatsRequest, op=job.op(), client=99))
     assert plain.decisions == ()
     assert plain.counters["balance_move_count"] == job.balance.move_count
@@ -170,9 +171,9 @@ def test_measured_times_reach_the_server_with_a_release_and_assumed_ones_win():
 def test_bent_times_are_no_message(times):
     body = msgspec.msgpack.encode(["ReleaseRequest", 7, 1, 0, 1, times])
     good = msgspec.msgpack.encode(["ReleaseRequest", 7, 1, 0, 1, (1.0,) * 4])
-    assert m.decode_request(m._crc(good) + good).times == (1.0,) * 4
+    assert wire.decode_request(wire._crc(good) + good).times == (1.0,) * 4
     with pytest.raises(msgspec.DecodeError):
-        m.decode_request(m._crc(body) + body)
+        wire.decode_request(wire._crc(body) + body)
 
 
 def test_a_client_shares_a_mixed_load_out():

@@ -8,6 +8,7 @@ from hand import Hand, ref_of, replies, statuses, to_peers
 
 import ptstore_mpi as pt
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.protocol.effects import (
     AwaitTokens,
     Pack,
@@ -36,8 +37,8 @@ def test_data_and_ends_of_writes_that_nobody_knows_are_nothing():
     hand.handler.settled(7, 5)
     assert hand.abandon(op=5) == []
     assert hand.send(m.LostRequest, ref_of(0, 3, [1, 2], 2), op=6) == []
-    assert hand.peer(m.LinkResult(5, True, ())) == []
-    assert hand.peer(m.Unlink(5, ref_of(0, 3, [1, 2], 2), 1 << 48)) == []
+    assert hand.peer(peer.LinkResult(5, True, ())) == []
+    assert hand.peer(peer.Unlink(5, ref_of(0, 3, [1, 2], 2), 1 << 48)) == []
     assert hand.is_empty
 
 
@@ -57,7 +58,7 @@ def test_the_record_takes_the_path_that_the_parent_really_has(path_length):
     (link,) = to_peers(hand.reserve([1, 2, 3, 4, 5, 6], ancestors=client_path, op=1))
     before = hand.cache.metadata_bytes
     path = tuple(ref_of(2, slot, [1], 1) for slot in range(path_length))
-    hand.peer(m.LinkResult(link.serial, True, path))
+    hand.peer(peer.LinkResult(link.serial, True, path))
     assert hand.cache.metadata_bytes == before + 16 * (path_length - 1)
     assert statuses(hand.publish(op=1)) == ["published"]
     record = hand.match([1, 2, 3, 4, 5, 6])
@@ -76,9 +77,9 @@ def test_a_longer_path_than_there_is_room_for_is_full_and_unlinked():
     hand.publish(op=1)
     room = hand.cache.room.free_bytes // 16
     path = tuple(ref_of(2, slot, [1], 1) for slot in range(room + 2))
-    actions = hand.peer(m.LinkResult(link.serial, True, path))
+    actions = hand.peer(peer.LinkResult(link.serial, True, path))
     assert statuses(actions) == ["full"]
-    assert to_peers(actions) == [m.Unlink(link.serial, parent, link.child)]
+    assert to_peers(actions) == [peer.Unlink(link.serial, parent, link.child)]
     assert hand.cache.room.free_bytes >= 0
     hand.release(op=2)
     assert hand.is_empty

@@ -11,6 +11,7 @@ import pytest
 from hand import Hand, cancelled, ref_of, replies, statuses, to_peers
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.protocol.effects import AwaitTokens, Pack, Send, StartWrite, Unpack
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
@@ -177,8 +178,8 @@ def test_15_a_link_to_a_reused_id_is_refused():
     hand.drop(old, op=20)
     (new,) = hand.stored([8, 9])
     assert new.segment == old.segment
-    (action,) = hand.peer(m.Link(5, old, 1 << 48))
-    assert action.message == m.LinkResult(5, False, ())
+    (action,) = hand.peer(peer.Link(5, old, 1 << 48))
+    assert action.message == peer.LinkResult(5, False, ())
     assert statuses(hand.reserve([1, 2, 3], ancestors=(old,), op=30)) == ["gone"]
     assert hand.cache.find(new).links == {}
 
@@ -190,8 +191,8 @@ def test_15_unlink_and_prune_of_a_reused_id_touch_nobody_else():
     hand.drop(old, op=20)
     (new,) = hand.stored([8, 9])
     hand.stored([8, 9, 10], ancestors=(new,))
-    hand.peer(m.Unlink(5, old, 1 << 48))
-    hand.peer(m.Prune(serial, old.segment))
+    hand.peer(peer.Unlink(5, old, 1 << 48))
+    hand.peer(peer.Prune(serial, old.segment))
     assert len(hand.match([8, 9, 10])) == 2
     assert len(hand.cache.find(new).links) == 1
 
@@ -293,10 +294,10 @@ def test_17_a_stalled_writer_on_the_own_node_writes_into_its_quarantine():
 def test_18_a_doubled_unlink_does_not_free_a_parent_that_has_a_child():
     hand = Hand()
     (parent,) = hand.stored([1, 2])
-    hand.peer(m.Link(11, parent, 1 << 48), sender=1)
-    hand.peer(m.Link(12, parent, 2 << 48), sender=2)
-    hand.peer(m.Unlink(11, parent, 1 << 48), sender=1)
-    hand.peer(m.Unlink(11, parent, 1 << 48), sender=1)
+    hand.peer(peer.Link(11, parent, 1 << 48), sender=1)
+    hand.peer(peer.Link(12, parent, 2 << 48), sender=2)
+    hand.peer(peer.Unlink(11, parent, 1 << 48), sender=1)
+    hand.peer(peer.Unlink(11, parent, 1 << 48), sender=1)
     (reply,) = replies(hand.drop(parent, op=20))
     assert reply.count == 0
 
@@ -310,8 +311,8 @@ def test_18_link_and_unlink_of_a_given_up_child_leave_nothing():
     )
     owner = Hand(server=1)
     (stored,) = owner.stored([1, 2])
-    owner.peer(m.Link(link.serial, stored, link.child), sender=0)
-    owner.peer(m.Unlink(unlink.serial, stored, unlink.child), sender=0)
+    owner.peer(peer.Link(link.serial, stored, link.child), sender=0)
+    owner.peer(peer.Unlink(unlink.serial, stored, unlink.child), sender=0)
     assert owner.cache.find(stored).links == {}
 
 

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
+from ptstore_mpi.protocol import wire
 from ptstore_mpi.types import BalanceDecision, SegmentRef
 
 REF = SegmentRef((1 << 64) - 1, 3, bytes(range(16)))
@@ -51,36 +53,38 @@ def sample(kind):
 @pytest.mark.parametrize(
     ("union", "decode"),
     [
-        (m.Request, m.decode_request),
-        (m.Reply, m.decode_reply),
-        (m.PeerMessage, m.decode_frame),
+        (m.Request, wire.decode_request),
+        (m.Reply, wire.decode_reply),
+        (peer.PeerMessage, wire.decode_frame),
     ],
 )
 def test_round_trip_of_every_message(union, decode):
     for kind in typing.get_args(union):
         message = sample(kind)
-        if union is m.PeerMessage:
-            message = m.PeerFrame(1 << 40, 3, message)
-        assert decode(m.encode(message)) == message
-        assert decode(bytearray(m.encode(message))) == message
+        if union is peer.PeerMessage:
+            message = peer.PeerFrame(1 << 40, 3, message)
+        assert decode(wire.encode(message)) == message
+        assert decode(bytearray(wire.encode(message))) == message
 
 
 def test_a_bent_bit_is_refused():
-    data = m.encode(sample(m.AcquireReply))
+    data = wire.encode(sample(m.AcquireReply))
     for byte in range(len(data)):
         for bit in range(8):
             bent = bytearray(data)
             bent[byte] ^= 1 << bit
             with pytest.raises(msgspec.DecodeError):
-                m.decode_reply(bent)
+                wire.decode_reply(bent)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"nonsense", m.encode(m.PeerFrame(1, 0, None))])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"nonsense", wire.encode(peer.PeerFrame(1, 0, None))]
+)
 def test_anything_else_is_refused(data):
     with pytest.raises(msgspec.DecodeError):
-        m.decode_request(data)
+        wire.decode_request(data)
     with pytest.raises(msgspec.DecodeError):
-        m.decode_reply(data)
+        wire.decode_reply(data)
 
 
 def test_every_status_is_a_reason_that_is_documented():

@@ -7,8 +7,8 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given
 
-from ptstore_mpi.protocol.messages import PeerFrame, Prune
 from ptstore_mpi.protocol.peer_link import PeerLink
+from ptstore_mpi.protocol.peer_messages import PeerFrame, Prune
 
 RESEND_S = 1.0
 

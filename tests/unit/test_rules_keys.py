@@ -8,6 +8,7 @@ import pytest
 from hand import Hand, cancelled, hashes_of, posted, replies, statuses
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
 from ptstore_mpi.types import SegmentRef
@@ -217,7 +218,7 @@ def test_p4_acquire_drop_and_link_compare_both():
         assert acquired.grants == (), wrong
         (dropped,) = replies(hand.drop(wrong, op=11 + 2 * number))
         assert dropped.count == 0, wrong
-        (action,) = hand.peer(m.Link(5, wrong, 1 << 48))
+        (action,) = hand.peer(peer.Link(5, wrong, 1 << 48))
         assert action.message.linked is False, wrong
     assert hand.states() == {"PUBLISHED": 1}
     part = SegmentRef(ref.segment, 1, bytes(hashes_of(1)[0]))

@@ -7,6 +7,7 @@ import pytest
 from hand import Hand, hashes_of, ref_of, replies, statuses, to_peers
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import SMALL, Actor, small_config
 from ptstore_mpi.testing.checks import check_links, check_reachable, check_space
@@ -43,13 +44,13 @@ def test_prune_goes_to_every_child_and_recurses():
     refs = hand.stored([1, 2, 3, 4], ancestors=root)
     hand.stored([1, 2, 5, 6], ancestors=root)
     hand.reserve([1, 2, 7, 8], ancestors=root, op=50)
-    hand.peer(m.Link(77, refs[1], (1 << 48) | 5))
+    hand.peer(peer.Link(77, refs[1], (1 << 48) | 5))
     (segment,) = (s for s in hand.cache.slots if s.id == root[0].segment)
     assert len(segment.links) == 3
     hand.bad.add(segment.offset)
     segment.checksums = b"some"
     actions = hand.send(m.LostRequest, root[0], op=60, client=8)
-    assert to_peers(actions) == [m.Prune(77, (1 << 48) | 5)]
+    assert to_peers(actions) == [peer.Prune(77, (1 << 48) | 5)]
     assert hand.states() == {"RESERVED": 1}
     assert statuses(hand.publish(op=50)) == ["gone"]
     assert hand.handler.removal.lost_count == 1
@@ -70,12 +71,12 @@ def test_prune_of_a_child(state):
     parent = ref_of(1, 3, [1, 2], 2)
     (link,) = to_peers(hand.reserve([1, 2, 3], ancestors=(parent,), op=1))
     if state == "published":
-        hand.peer(m.LinkResult(link.serial, True, ()))
+        hand.peer(peer.LinkResult(link.serial, True, ()))
         hand.publish(op=1)
     elif state == "gone":
         hand.release(op=2)
         hand.stored([8, 9])  # the same slot and id, another serial
-    actions = hand.peer(m.Prune(link.serial, link.child))
+    actions = hand.peer(peer.Prune(link.serial, link.child))
     if state == "published":
         assert hand.is_empty
     elif state == "reserved":
@@ -90,10 +91,10 @@ def test_pruned_bytes_are_freed_after_their_leases():
     hand = Hand()
     parent = ref_of(1, 3, [1, 2], 2)
     (link,) = to_peers(hand.reserve([1, 2, 3], ancestors=(parent,), op=1))
-    hand.peer(m.LinkResult(link.serial, True, ()))
+    hand.peer(peer.LinkResult(link.serial, True, ()))
     hand.publish(op=1)
     hand.acquire(hand.match([1, 2, 3])[1], op=2, remaining_s=4.0)
-    hand.peer(m.Prune(link.serial, link.child))
+    hand.peer(peer.Prune(link.serial, link.child))
     assert hand.states() == {"ZOMBIE": 1}
     hand.release(op=2)
     assert hand.is_empty

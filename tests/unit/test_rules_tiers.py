@@ -11,6 +11,7 @@ from tiered_hand import SEGMENT_BYTES, TieredHand
 
 from ptstore_mpi.cache.segment import SegmentState
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.testing.tier_faults import Fault
 
 
@@ -92,7 +93,7 @@ def test_a_reserve_that_waits_too_long_is_full(make):
 def test_a_linked_segment_leaves_memory_and_is_not_dropped(make):
     hand = make(slots=4)
     (parent,) = hand.stored((1, 2))
-    hand.peer(m.Link(5 << 48 | 1, parent, 1 << 48))
+    hand.peer(peer.Link(5 << 48 | 1, parent, 1 << 48))
     for i in range(10, 30, 2):
         hand.stored((i, i + 1))
     assert not hand.segment(parent).in_memory
@@ -267,11 +268,11 @@ def test_what_cannot_be_read_is_lost_with_all_that_hangs_on_it(make, fault, reas
     hand = make(slots=4)
     first, second = hand.demoted(1, 2, 3, 4)
     child = (5 << 48) + 1
-    hand.peer(m.Link(child, second, 1 << 48))
+    hand.peer(peer.Link(child, second, 1 << 48))
     hand.files.planned["read"].append(fault)
     actions = hand.acquire(first, second, op=hand.op()) + hand.work()
     assert acquired(actions).grants == ()
-    assert m.Prune(child, 1 << 48) in to_peers(actions)
+    assert peer.Prune(child, 1 << 48) in to_peers(actions)
     assert hand.match((1, 2, 3, 4)) == ()
     assert hand.counter(f"ssd_read_{reason}_count") == 1
     assert hand.counter("lost_count") == 1

@@ -7,6 +7,7 @@ import pytest
 from hand import Hand, posted, ref_of, replies, statuses, to_peers
 
 from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.protocol.effects import Pack, Send
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
@@ -156,17 +157,17 @@ def test_p7_publish_waits_for_the_link():
     hand, link, _ = other_servers_parent()
     assert hand.publish(op=1) == []
     assert hand.match([1, 2, 3]) == ()
-    assert statuses(hand.peer(m.LinkResult(link.serial, True, ()))) == ["published"]
+    assert statuses(hand.peer(peer.LinkResult(link.serial, True, ()))) == ["published"]
     assert [ref.block_count for ref in hand.match([1, 2, 3])] == [2, 1]
 
 
 def test_p7_a_parent_that_is_gone_ends_the_write():
     hand, link, _ = other_servers_parent()
     hand.publish(op=1)
-    actions = hand.peer(m.LinkResult(link.serial, False, ()))
+    actions = hand.peer(peer.LinkResult(link.serial, False, ()))
     assert statuses(actions) == ["gone"]
     assert to_peers(actions) == [], "nothing was linked, so nothing is unlinked"
-    assert hand.peer(m.LinkResult(link.serial, True, ())) == [], "answered once"
+    assert hand.peer(peer.LinkResult(link.serial, True, ())) == [], "answered once"
     assert hand.match([1, 2, 3]) == ()
 
 
@@ -179,8 +180,8 @@ def test_p7_whatever_ends_a_write_unlinks_it(end):
         "clear": lambda: hand.clear(op=9, client=8),
         "low": lambda: hand.release(op=2),
     }[end]()
-    assert to_peers(actions) == [m.Unlink(link.serial, parent, link.child)]
-    assert hand.peer(m.LinkResult(link.serial, True, ())) == [], "a late answer changes nothing"
+    assert to_peers(actions) == [peer.Unlink(link.serial, parent, link.child)]
+    assert hand.peer(peer.LinkResult(link.serial, True, ())) == [], "a late answer changes nothing"
     assert hand.match([1, 2, 3]) == ()
 
 
@@ -189,14 +190,14 @@ def test_p7_links_are_a_set_of_serials():
     (parent,) = hand.stored([1, 2])
     child = 1 << 48
     for serial in (11, 12, 11):
-        (action,) = hand.peer(m.Link(serial, parent, child))
-        assert action.message == m.LinkResult(serial, True, ())
+        (action,) = hand.peer(peer.Link(serial, parent, child))
+        assert action.message == peer.LinkResult(serial, True, ())
     segment = hand.cache.find(parent)
     assert set(segment.links) == {11, 12}, "linked twice is linked once"
-    hand.peer(m.Unlink(11, parent, child))
-    hand.peer(m.Unlink(11, parent, child))
+    hand.peer(peer.Unlink(11, parent, child))
+    hand.peer(peer.Unlink(11, parent, child))
     assert set(segment.links) == {12}, "unlinked twice does not take another's link"
-    hand.peer(m.Unlink(12, parent, child))
+    hand.peer(peer.Unlink(12, parent, child))
     (dropped,) = replies(hand.drop(parent, op=30))
     assert dropped.count == 1
 

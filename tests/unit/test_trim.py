@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hand import Hand, to_peers
 
-from ptstore_mpi.protocol import messages as m
+from ptstore_mpi.protocol import peer_messages as peer
 from ptstore_mpi.sim.cluster import Cluster
 from ptstore_mpi.testing.actor import Actor, small_config
 
@@ -41,13 +41,13 @@ def test_a_trim_takes_the_coldest_leaf_or_goes_on_where_the_leaves_are():
     warm, cold = (hand.stored([1, 2, block], ancestors=first)[-1] for block in (5, 6))
     hand.match([1, 2, 5])
     parent = next(segment for segment in hand.cache.slots if segment.links)
-    hand.peer(m.Trim(parent.serial, parent.id))
+    hand.peer(peer.Trim(parent.serial, parent.id))
     assert [hand.cache.find(ref) is None for ref in (warm, cold)] == [False, True]
-    hand.peer(m.Trim(parent.serial + 1, parent.id))
+    hand.peer(peer.Trim(parent.serial + 1, parent.id))
     assert hand.cache.find(warm), "another link's serial"
     elsewhere = (1 << 48) + 7
-    hand.peer(m.Link(99, first[0], elsewhere))
+    hand.peer(peer.Link(99, first[0], elsewhere))
     hand.acquire(warm, op=50)
-    asked = to_peers(hand.peer(m.Trim(parent.serial, parent.id)))
-    assert asked == [m.Trim(99, elsewhere)]
+    asked = to_peers(hand.peer(peer.Trim(parent.serial, parent.id)))
+    assert asked == [peer.Trim(99, elsewhere)]
     assert hand.cache.find(warm), "it is leased"

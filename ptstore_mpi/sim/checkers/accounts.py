@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ptstore_mpi.protocol.messages import (
-    Reply,
-    ReserveReply,
-)
+from ptstore_mpi.protocol.messages import Reply, ReserveReply
 from ptstore_mpi.sim.checkers.base import EVERY, Checker
 from ptstore_mpi.sim.prompts import BLOCK_TOKENS, Prompt
 from ptstore_mpi.sim.simulation import Simulation
