@@ -37,7 +37,8 @@ class Eviction:
     def published(self, segment: Segment, parent: Segment | None, now: float) -> None:
         """Take in a segment that has become visible; ``parent`` if that is on this server.
 
-        What recomputing it would cost is taken as proportional to its blocks, for want of better.
+        What losing it costs is taken as proportional to its blocks. The seconds that a block costs
+        are the same for all of one pool, and a common factor changes no order: clocks scale too.
         """
         above = None if parent is None or parent.serial not in self._segments else parent.serial
         self._segments[segment.serial] = segment
