@@ -13,6 +13,7 @@ is fetching already is left to it: `lease_waiting` asks once more, after everyth
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -88,19 +89,18 @@ class Leasing:
                 self._take_places(server, wishes.get(server, []), answer, places)
                 self._take(own.get(server, []), answer)
         if wishes:
-            far = [part for part in far if not self.may_come(part)]
+            far = [part for part in far if not (part.is_granted or part.is_awaited)]
             called = yield from self._call(self._owner_requests(far), self.until)
         yield from self._take_from_owners(far, called)
 
-    def may_come(self, part: Part) -> bool:
-        """Tell whether a part is leased, or another client is fetching it."""
-        return part.is_granted or any(part in parts for parts in self.waiting.values())
-
-    def cut(self, parts: list[Part]) -> None:
-        """Wait for these parts only."""
-        for waiting in self.waiting.values():
-            waiting[:] = [part for part in waiting if part in parts]
-        self.waiting = {keeper: waiting for keeper, waiting in self.waiting.items() if waiting}
+    def cut(self, parts: list[Part]) -> list[Part]:
+        """Return the prefix that is leased or comes; what lies behind is not waited for."""
+        prefix = list(itertools.takewhile(lambda p: p.is_granted or p.is_awaited, parts))
+        for part in parts[len(prefix) :]:
+            part.is_awaited = False
+        still = ((k, [p for p in waiting if p.is_awaited]) for k, waiting in self.waiting.items())
+        self.waiting = {keeper: waiting for keeper, waiting in still if waiting}
+        return prefix
 
     def lease_waiting(self) -> Operation[list[Part]]:
         """Lease what others have fetched meanwhile, the rest at its owners; return all of it."""
@@ -223,6 +223,7 @@ class Leasing:
             elif place.status == "fill":
                 part.slot = (server, place.grant.offset)
             elif place.status == "wait":
+                part.is_awaited = True
                 self.waiting.setdefault(server, []).append(part)
 
     def _take_from_owners(

@@ -116,8 +116,7 @@ def load(
     try:
         started_s = 0.0 if context.times is None else (yield Now())
         yield from leasing.lease(state.parts)
-        wanted = list(itertools.takewhile(leasing.may_come, state.parts))
-        leasing.cut(wanted)
+        wanted = leasing.cut(state.parts)
         yield from _fetch(state, [part for part in wanted if part.is_granted])
         yield from _fetch(state, (yield from leasing.lease_waiting()))
         if context.times is not None:

@@ -27,7 +27,8 @@ class Part:
     """Blocks ``first_block .. first_block + block_count`` of one segment, for ``view_block`` on.
 
     ``server`` is whose arena it is read from: its owner's, or that of a replica. ``slot`` is where
-    a replica of it is to be kept: the server of this node, and the offset in its arena.
+    a replica of it is to be kept: the server of this node, and the offset in its arena;
+    ``is_awaited``: another client of this node is fetching it.
     """
 
     ref: SegmentRef
@@ -39,6 +40,7 @@ class Part:
     sent_s: float = 0.0
     granted_s: float = 0.0
     slot: tuple[ServerIndex, int] | None = None
+    is_awaited: bool = False
     trusted: bool = False
 
     @property
