@@ -233,6 +233,15 @@ class ReplicaCache(Leases[Replica]):
         """Return the operations of a client below its watermark that have slots (P3)."""
         return [key for key in self._fills if key[0] == client and key[1] < low]
 
+    def filling_of(self, namespace: bytes) -> list[Replica]:
+        """Return the slots of a namespace that are being filled."""
+        return [r for r in self._filling.values() if r.namespace == namespace]
+
+    def forget_waiter(self, waiter: LeaseKey) -> None:
+        """An operation does not wait for any fill any more."""
+        for replica in self._filling.values():
+            replica.waiters.pop(waiter, None)
+
     def overdue(self, now: float) -> list[Replica]:
         """Return the slots whose fills have taken too long."""
         return [replica for replica in self._filling.values() if replica.expiry_s <= now]
@@ -286,6 +295,11 @@ class ReplicaCache(Leases[Replica]):
         if victim is None or self.used_bytes - victim.charged_bytes < self.least_bytes:
             return None
         return victim
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of those that could be dropped now."""
+        return self._idle_bytes
 
     @property
     def kept_bytes(self) -> int:

@@ -178,7 +178,7 @@ class FanOut:
         for segment, holder in zip(segments, stale, strict=False):
             if segment.holders.pop(holder, self) is None:
                 self.stale_hint_count += 1
-            if reader is not None and holder >= 0:
+            if reader is not None and 0 < segment.nbytes <= reader.nbytes.get(holder, 0):
                 moved = {holder: -segment.nbytes, self._server: segment.nbytes}
                 for counts in (reader.nbytes, self._under_way, self._lent):
                     counts.update(moved)

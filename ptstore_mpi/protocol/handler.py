@@ -110,7 +110,7 @@ class ServerHandler:
         self.replicas = ReplicaPath(
             replicas,
             cache.server,
-            make_room_of_owned=making_room.of_owned,
+            making_room=making_room,
             admission=admission,
             is_intact=is_intact,
             lease_cap_s=lease_cap_s,
@@ -334,7 +334,7 @@ class ServerHandler:
         if key not in self._removed_counts:  # a repetition is answered, not done again (P2)
             removed_count = 0
             if isinstance(request, ClearRequest):
-                self.replicas.clear(request.namespace, now)
+                yield from self.replicas.clear(request.namespace, now)
                 removed_count = yield from self.writes.clear(request.namespace, now)
             else:
                 segment = self.cache.find(request.ref)

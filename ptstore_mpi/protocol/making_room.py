@@ -40,6 +40,13 @@ class MakingRoom:
         self.removal = removal
         self.demotion: Demotion | None = None
 
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of owned segments that may go, at most."""
+        if not self._cache.evicts and self.demotion is None:
+            return 0
+        return self._cache.owned_bytes - self._cache.leased_bytes
+
     def make_room(self, need_bytes: int, now: float) -> Generator[Action | ToPeer, None, bool]:
         """Let something go; False: nothing can go now.
 

@@ -5,9 +5,9 @@
     acquire --> wait for room, holding nothing --> leases, room --> wait for reads --> answer
 
 An acquire takes room for what is missing front to back, never at the cost of what it needs
-itself; where there is no room, its prefix ends. From then on it holds leases and does not wait
-for room: two that did could wait for each other. For the reads it waits, and is answered once,
-when the last has ended; its leases count from then. Acquires of one segment share one read.
+itself; where there is none and will not be, its prefix ends. From then on it holds leases and does
+not wait for room: two that did could wait for each other. For the reads it waits, and is answered
+once, when the last has ended; its leases count from then. Acquires of one segment share one read.
 """
 
 from __future__ import annotations
@@ -105,13 +105,22 @@ class Promotion:
                 known.request, known.until = request, max(known.until, until)
                 self._keep(known.segments, key, known.until)
             return
+        earlier, came_s = self._roomless.pop(key, (request, now))
+        if earlier.attempt > request.attempt:
+            request = earlier
         if all(segment.has_bytes for segment in segments):
-            self._roomless.pop(key, None)
             yield from self._answer(request, segments, set(), now)
             return
-        if self._waits_for_room(request, segments, now):
+        may_wait = now - came_s < _WAITING_SHARE * request.remaining_s
+        if may_wait and self._demotion.is_making_room_for(segments):
+            self._roomless[key] = (request, came_s)
             return
-        prefix = yield from self._take_room(segments, now)
+        prefix, taken = yield from self._take_room(segments, now)
+        if len(prefix) < len(segments) and may_wait and self._demotion.is_freeing:
+            for segment in taken:
+                self._leave_room(segment)
+            self._roomless[key] = (request, came_s)
+            return
         self._keep(prefix, key, until)
         waiting = {segment for segment in prefix if segment.move == "read"}
         if waiting:
@@ -181,35 +190,30 @@ class Promotion:
 
     # -- internals -------------------------------------------------------------------------
 
-    def _waits_for_room(
-        self, request: AcquireRequest, segments: Sequence[Segment], now: float
-    ) -> bool:
-        """Let an acquire wait for room, if there will be enough soon. It holds nothing yet."""
-        key = (request.client, request.op)
-        known, came_s = self._roomless.pop(key, (request, now))
-        if known.attempt > request.attempt:
-            request = known
-        if now - came_s >= _WAITING_SHARE * request.remaining_s:
-            return False
-        if not self._demotion.is_making_room_for(segments):
-            return False
-        self._roomless[key] = (request, came_s)
-        return True
-
     def _take_room(
         self, segments: Sequence[Segment], now: float
-    ) -> Generator[Action | ToPeer, None, list[Segment]]:
-        """Take room for what is not in memory; return the prefix that has it."""
+    ) -> Generator[Action | ToPeer, None, tuple[list[Segment], list[Segment]]]:
+        """Take room for what is not in memory; return the prefix that has it, and what is new."""
         for segment in segments:
             self._cache.hold(segment)
         prefix: list[Segment] = []
+        taken: list[Segment] = []
         for segment in segments:
-            if not segment.in_memory and not (yield from self._take(segment, now)):
-                break
+            if not segment.in_memory:
+                if not (yield from self._take(segment, now)):
+                    break
+                taken.append(segment)
             prefix.append(segment)
         for segment in segments:
             self._cache.let_go(segment)
-        return prefix
+        return prefix, taken
+
+    def _leave_room(self, segment: Segment) -> None:
+        """Undo `_take`, before the read was begun: who waits for room holds nothing (P14)."""
+        self._to_read.remove(segment)
+        segment.move = ""
+        self._cache.let_go(segment)
+        self._cache.free_memory(segment)
 
     def _take(self, segment: Segment, now: float) -> Generator[Action | ToPeer, None, bool]:
         while not self._cache.take_memory(segment, now):

@@ -76,6 +76,7 @@ class ReadPath:
         promotion = self.promotion
         is_whole = all(segment.has_bytes for segment in segments)
         if promotion is not None and (not is_whole or promotion.is_pending(key)):
+            self._deferred.pop(key, None)
             yield from promotion.acquire(request, segments, now)
             return
         self.fan_out.hear(request.lent)

@@ -23,6 +23,7 @@ from ptstore_mpi.cache.balance import Balance
 from ptstore_mpi.cache.leases import LeaseKey
 from ptstore_mpi.cache.replicas import Replica, ReplicaCache, ReplicaState
 from ptstore_mpi.protocol.actions import Action, Answer, ToPeer
+from ptstore_mpi.protocol.making_room import MakingRoom
 from ptstore_mpi.protocol.messages import (
     AcquireRequest,
     AwaitReply,
@@ -49,8 +50,8 @@ class ReplicaPath:
         What is kept here.
     server
         This server.
-    make_room_of_owned
-        Lets an owned segment go: (bytes wanted in all, now).
+    making_room
+        Lets owned segments go.
     admission
         Says what is worth a slot.
     is_intact
@@ -66,7 +67,7 @@ class ReplicaPath:
         replicas: ReplicaCache,
         server: ServerIndex,
         *,
-        make_room_of_owned: Callable[[int, float], Generator[Action | ToPeer, None, bool]],
+        making_room: MakingRoom,
         admission: Admission,
         is_intact: Callable[[Replica, bytes], bool],
         lease_cap_s: float,
@@ -74,7 +75,7 @@ class ReplicaPath:
     ) -> None:
         self.replicas = replicas
         self._server = server
-        self._make_room_of_owned = make_room_of_owned
+        self._making_room = making_room
         self._admission = admission
         self._is_intact = is_intact
         self._lease_cap_s = lease_cap_s
@@ -134,6 +135,7 @@ class ReplicaPath:
     def release(self, key: LeaseKey, now: float) -> Iterator[Action | ToPeer]:
         """An operation has ended: its leases, its waiting, and the fills it did not complete."""
         self._awaiting.pop(key, None)
+        self.replicas.forget_waiter(key)
         self.replicas.release(key, now)
         for replica in self.replicas.slots_of(key):
             if replica.state is ReplicaState.FILLING:
@@ -144,6 +146,7 @@ class ReplicaPath:
         self.replicas.release_before(client, low, now)
         for key in [k for k in self._asked if k[0] == client and k[1] < low]:
             del self._asked[key]
+            self.replicas.forget_waiter(key)
         for key in [k for k in self._awaiting if k[0] == client and k[1] < low]:
             del self._awaiting[key]
         for key in self.replicas.fillers_before(client, low):
@@ -151,10 +154,12 @@ class ReplicaPath:
             for replica in self.replicas.slots_of(key):
                 self.replicas.free_slot(replica)
 
-    def clear(self, namespace: bytes, now: float) -> None:
-        """Drop the replicas of a namespace."""
+    def clear(self, namespace: bytes, now: float) -> Iterator[Action | ToPeer]:
+        """Drop the replicas of a namespace; those that are being filled are given up."""
         for replica in self.replicas.of_namespace(namespace):
             self.replicas.drop(replica, now)
+        for replica in self.replicas.filling_of(namespace):
+            yield from self._give_up(replica, now)
 
     def check_lost(self, ref: SegmentRef, now: float) -> None:
         """Look for oneself whether a replica is bad, and drop it if so."""
@@ -249,13 +254,19 @@ class ReplicaPath:
         replicas, room = self.replicas, self.replicas.room
         nbytes, metadata_bytes = replicas.needs_bytes(ref, tensor_bytes)
         wanted = nbytes + metadata_bytes
-        if wanted > replicas.most_bytes:
-            return False
+        below = replicas.used_bytes + wanted <= replicas.least_bytes
+        others_bytes = self._making_room.idle_bytes if below else 0
+        short_bytes = max(
+            replicas.used_bytes + wanted - replicas.most_bytes,
+            wanted - room.free_bytes - others_bytes,
+        )
+        if short_bytes > replicas.idle_bytes:
+            return False  # nothing is dropped in vain
         while replicas.used_bytes + wanted > replicas.most_bytes or not room.fits(
             nbytes, metadata_bytes=metadata_bytes
         ):
             below = replicas.used_bytes + wanted <= replicas.least_bytes
-            if below and (yield from self._make_room_of_owned(wanted, now)):
+            if below and (yield from self._making_room.of_owned(wanted, now)):
                 continue
             if (victim := replicas.victim()) is not None:
                 replicas.drop(victim, now, evicted=True)

@@ -182,6 +182,48 @@ def test_a_bad_replica_goes_and_its_owner_is_left_alone():
     assert hand.handler.removal.lost_count == 0
 
 
+@pytest.mark.parametrize("how", ["low", "bye"])
+def test_who_waited_and_has_left_is_not_leased_to(how):
+    hand = Hand()
+    ref = ref_of(1, 2)
+    wish(hand, ref)
+    wish(hand, ref, client=OTHER)
+    if how == "low":
+        hand.release(op=9, low=9, client=OTHER)
+    else:
+        hand.send(m.ByeRequest, op=2, client=OTHER)
+    fill(hand, 1, 2)
+    (replica,) = hand.replicas
+    assert not replica.leases
+
+
+def test_a_wish_that_cannot_fit_drops_nothing():
+    hand = Hand()
+    for slot in range(2):
+        wish(hand, ref_of(slot, 9, slot=slot), op=slot + 1)
+        fill(hand, slot, 9, slot=slot, op=slot + 1)
+    hand.stored(list(range(100, 112)))
+    assert statuses(wish(hand, ref_of(*range(200, 210), slot=7), op=20)) == ["none"]
+    assert len(list(hand.replicas)) == 2
+
+
+def test_a_wish_below_the_lower_limit_evicts_nothing_in_vain():
+    hand = Hand(eviction="lru", least_bytes=8 * 5300)
+    for blocks in ([1, 2], [3, 4], [5, 6]):
+        hand.stored(blocks)
+    hand.reserve(list(range(100, 110)), op=50, client=3)  # under way: it cannot go
+    assert statuses(wish(hand, ref_of(*range(200, 210), slot=7), op=60)) == ["none"]
+    assert len(hand.cache.published()) == 3
+
+
+def test_a_clear_reaches_what_is_being_filled():
+    hand = Hand()
+    wish(hand, ref_of(1, 2))
+    hand.clear(op=3, client=THIRD)
+    fill(hand, 1, 2)
+    assert hand.replicas.find(ref_of(1, 2)) is None
+
+
 # -- fan-out ---------------------------------------------------------------------------------------
 
 
@@ -208,7 +250,11 @@ def test_readers_of_a_busy_owner_are_sent_to_the_copy_that_is_least_busy():
     assert acquire(hand, ref, client=4) == [], "both are busy, more copies come"
     (back,) = acquire(hand, ref, client=3, attempt=1, may_redirect=False, stale=(5,))
     assert (back.redirects, back.grants[0].segment_blocks) == ((), 2)
-    assert hand.handler.reads.fan_out.stale_hint_count == 1
+    fan_out = hand.handler.reads.fan_out
+    assert fan_out.stale_hint_count == 1
+    lent_bytes = fan_out.lent_bytes
+    acquire(hand, ref, client=3, attempt=2, may_redirect=False, stale=(5,))
+    assert fan_out.lent_bytes == lent_bytes, "the same, asked again"
     (late,) = replies(hand.tick(2.5))
     assert late.redirects == (), "nobody is kept waiting for long"
     for client in (2, 3, 4):

@@ -364,3 +364,45 @@ def test_states_of_a_segment(make):
     assert reply.count == 1
     assert hand.match((1, 2)) == ()
     assert hand.segment(ref) is None
+
+
+def test_what_is_in_a_full_tier_comes_back(make):
+    """An acquire waits while memory is being freed, as a store does, and is whole then."""
+    hand = make(slots=4, slabs=1)
+    prompts = [(block, block + 1) for block in range(0, 60, 2)]
+    for prompt in prompts:
+        hand.stored(prompt)
+        hand.work()
+    granted = []
+    for prompt in reversed(prompts):
+        refs = hand.match(prompt)
+        if refs and not hand.segment(refs[0]).in_memory:
+            op = hand.op()
+            actions = hand.acquire(*refs, op=op) + hand.work() + hand.tick(1.0) + hand.work()
+            granted += [len(reply.grants) for reply in replies(actions)]
+            hand.release(op=op)
+            hand.work()
+    assert len(granted) >= 3
+    assert set(granted) == {1}
+
+
+def test_a_deferred_acquire_that_meets_a_demotion_is_answered_once(make):
+    hand = make(slots=4, redirect_bytes=4096)
+    (ref,) = hand.stored((1, 2))
+
+    def acquire(client, keeper):
+        wishes = (ref,), 10.0, False, None, (keeper,), True
+        return replies(hand.send(m.AcquireRequest, *wishes, op=1, client=client))
+
+    assert len(acquire(1, 5)) == 1
+    assert acquire(2, 6) == [], "a copy is on its way"
+    hand.handler.cache.release((1, 1), hand.now)
+    number = 1000
+    while hand.segment(ref).in_memory:
+        hand.stored((number, number + 1))
+        hand.work()
+        number += 2
+    answers = []
+    for seconds in (0.1, 0.1, 0.1, 5.0):
+        answers += replies(hand.tick(seconds)) + replies(hand.work())
+    assert len(answers) == 1
