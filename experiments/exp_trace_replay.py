@@ -234,7 +234,7 @@ def _by_request(gathered: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def _server_rows(place: Place) -> list[dict[str, int]]:
     return [
-        {"server": server, **{n: counters[n] for n in SERVERS.columns if n != "server"}}
+        {"server": server, **{n: counters.get(n, 0) for n in SERVERS.columns if n != "server"}}
         for server, counters in enumerate(place.server_counters())
     ]
 

@@ -111,7 +111,9 @@ def _ceilings(file: h5py.File) -> dict[str, Any]:
     if not is_group(file, CEILINGS.name):
         return {"infinite": None, "belady": None}
     rows = read_columns(file, CEILINGS.name, CEILINGS.columns)
-    own = _number(file, "memory_bytes_per_node") * _number(file, "nodes_count")
+    ssd_tokens = float(file.attrs.get("ssd_tokens_per_node", 0))
+    ssd_bytes = ssd_tokens * _number(file, "bytes_per_token")
+    own = (_number(file, "memory_bytes_per_node") + ssd_bytes) * _number(file, "nodes_count")
     found = {}
     for name, capacity in (("infinite", 0), ("belady", own)):
         places = np.flatnonzero(rows["capacity_bytes"] == capacity)

@@ -109,7 +109,8 @@ def read(path: Path) -> Replay:
     if not asked:
         raise PlotError(f"{path}: {SAMPLES}: expected at least one row")
     per_token = _number(path, attributes, "bytes_per_token")
-    own_bytes = _number(path, attributes, "memory_bytes_per_node")
+    ssd_bytes = float(attributes.get("ssd_tokens_per_node", 0)) * per_token
+    own_bytes = _number(path, attributes, "memory_bytes_per_node") + ssd_bytes
     belady, infinite = {}, None
     for capacity, ratio in zip(*ceilings.values(), strict=True) if ended else ():
         if not 0 <= ratio <= 1:

@@ -18,8 +18,10 @@ from ptstore_mpi.namespace import Namespace
 from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol.context import ClientContext
 from ptstore_mpi.stats import ClientStats
+from ptstore_mpi.tiers.header import SegmentContent
 from ptstore_mpi.transport.base import ClientTransport
-from ptstore_mpi.types import BalanceDecision, TransportChoice, whole_pages
+from ptstore_mpi.transport.server_parts import tier_settings
+from ptstore_mpi.types import HASH_BYTES, BalanceDecision, TransportChoice, whole_pages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,6 +115,7 @@ class Store:
                 f"({layout.block_tokens}), got {segment_tokens}"
             )
         digest = namespace_digest(layout, {"model": model, "salt": salt, **identity})
+        self._check_slabs(segment_tokens // layout.block_tokens, layout)
         self._make_room_to_stage(segment_tokens // layout.block_tokens * layout.block_bytes)
         return Namespace(
             layout,
@@ -216,6 +219,22 @@ class Store:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the store is closed: its job has ended")
+
+    def _check_slabs(self, segment_blocks: int, layout: KVLayout) -> None:
+        """Refuse a layout whose segments no file of a tier could hold."""
+        content = SegmentContent(
+            namespace=b"",
+            segment=0,
+            hashes=np.zeros((segment_blocks, HASH_BYTES), np.uint8),
+            tensor_bytes=tuple(tensor.block_bytes for tensor in layout.tensors),
+        )
+        wanted = content.header_bytes + content.payload_bytes
+        for name, settings in tier_settings(self.config).items():
+            if wanted > settings.slab_bytes:
+                raise ConfigError(
+                    f"a segment of this layout takes {wanted} bytes in a file of the tier {name}, "
+                    f"whose files have {settings.slab_bytes}: set slab_bytes or {name}_bytes higher"
+                )
 
     def _make_room_to_stage(self, segment_bytes: int) -> None:
         wanted = whole_pages(2 * max(whole_pages(segment_bytes), self.config.get_bytes))

@@ -32,6 +32,7 @@ _ZERO_MEANS = {
     "redirect_bytes": "never",
     "replica_max_share": "no replicas",
     "replica_min_share": "none is kept for them",
+    "slab_bytes": "as fits the tier",
     "ssd_bytes": "no such tier",
     "stall_timeout_s": "never",
     "virtual_node_count": "real nodes",
@@ -40,6 +41,7 @@ _EMPTY_MEANS = {"pfs_dir": "no such tier", "ssd_dir": "no such tier"}
 _LARGEST = (1 << 48) - 1  # of whole numbers: what a machine can address
 _LONGEST_S = 1e9
 _MOST_COPY_THREADS = 256
+_MOST_SLABS = 256
 _UNITS = {
     "": 1,
     "KIB": 1 << 10,
@@ -131,7 +133,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ssd_admission
         What may be written to the SSD: ``all``, or only what was read at least once (``reused``).
     slab_bytes
-        Size of one file of these tiers: the largest segment must fit.
+        Size of one file of these tiers: the largest segment must fit, and 256 files are the most.
+        0: 1 GiB, more for tiers above 256 GiB, a quarter of those below 4 GiB.
     tier_direct
         Whether their files are read and written past the page cache (`O_DIRECT`): ``auto`` where
         the file system takes it.
@@ -204,7 +207,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pfs_dir: str = ""
     pfs_bytes: int = 0
     ssd_admission: Literal["all", "reused"] = "all"
-    slab_bytes: int = 1 << 30
+    slab_bytes: int = 0
     tier_direct: Literal["auto", "on", "off"] = "auto"
     tier_threads: int = 2
     verify: Literal["off", "remote", "always"] = "remote"
@@ -271,6 +274,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def arena_bytes(self) -> int:
         """Bytes of one server's arena: its share of the node's memory, in whole 4 KiB pages."""
         return self.memory_bytes // self.servers_per_node // PAGE_BYTES * PAGE_BYTES
+
+    def slab_bytes_of(self, capacity_bytes: int) -> int:
+        """Return the size of one file of a tier of ``capacity_bytes``, in whole pages."""
+        if self.slab_bytes:
+            return self.slab_bytes
+        least = -(-capacity_bytes // _MOST_SLABS // PAGE_BYTES) * PAGE_BYTES
+        return max(least, min(1 << 30, capacity_bytes // 4 // PAGE_BYTES * PAGE_BYTES))
 
     @property
     def seed(self) -> bytes:

@@ -5,6 +5,7 @@ Owns the asking; `ptstore_mpi.doctor_report` judges and prints. Moves no data bu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -26,7 +27,7 @@ from ptstore_mpi.doctor_report import (
     advise,
     render,
 )
-from ptstore_mpi.errors import ConfigError, PTStoreError
+from ptstore_mpi.errors import PTStoreError
 from ptstore_mpi.idle import lower_timer_slack, timer_slack_ns
 from ptstore_mpi.job import Job, launch
 from ptstore_mpi.tiers.file_system import examine, measure_speed
@@ -44,6 +45,10 @@ _LAST_WORDS_S = 2.0
 _POLL_S = 1e-3
 _TURN_S = 1.0  # far more than an abort takes
 _LAST_TURN_S = 5.0
+
+_SHARE_TRIED = 4  # of what is free is written at most
+_LEAST_TRIED_BYTES = 8 << 20
+_MOST_TRIED_BYTES = 256 << 20
 
 
 class _RankFacts(msgspec.Struct, frozen=True):
@@ -134,10 +139,15 @@ def _tiers_of(
 def _tier_facts(name: str, settings: TierSettings, config: Config) -> TierFacts:
     """Examine the folder of a file tier of this host, and write and read a file there."""
     facts = examine(settings.directory, settings.direct)
-    try:
-        speed = measure_speed(settings.directory, direct=facts.direct)
-    except OSError as error:
-        raise ConfigError(f"tier directory {settings.directory!r}: {error.strerror}") from None
+    most_bytes = facts.free_bytes // _SHARE_TRIED
+    speed = None
+    if most_bytes >= _LEAST_TRIED_BYTES:
+        with contextlib.suppress(OSError):  # jobs go on without a tier that fails, too
+            speed = measure_speed(
+                settings.directory,
+                direct=facts.direct,
+                most_bytes=min(most_bytes, _MOST_TRIED_BYTES),
+            )
     return TierFacts(
         name=name,
         directory=settings.directory,
@@ -146,8 +156,8 @@ def _tier_facts(name: str, settings: TierSettings, config: Config) -> TierFacts:
         wanted_bytes=settings.capacity_bytes * config.servers_per_node,
         direct=facts.direct,
         direct_reason=facts.direct_reason,
-        write_bytes_per_s=speed.write_bytes_per_s,
-        read_bytes_per_s=speed.read_bytes_per_s,
+        write_bytes_per_s=None if speed is None else speed.write_bytes_per_s,
+        read_bytes_per_s=None if speed is None else speed.read_bytes_per_s,
     )
 
 

@@ -30,7 +30,8 @@ class MpiFacts(msgspec.Struct, frozen=True, kw_only=True):
 class TierFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A file tier of one host: its folder, what was found there, and how fast one thread was.
 
-    ``wanted_bytes`` is what the files of the host's servers may take together.
+    ``wanted_bytes`` is what the files of the host's servers may take together. Speeds are None
+    where there is too little room to try, or a trial failed.
     """
 
     name: str
@@ -40,8 +41,8 @@ class TierFacts(msgspec.Struct, frozen=True, kw_only=True):
     wanted_bytes: int
     direct: bool
     direct_reason: str
-    write_bytes_per_s: float
-    read_bytes_per_s: float
+    write_bytes_per_s: float | None
+    read_bytes_per_s: float | None
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,11 +223,14 @@ def _render_host(job: JobFacts, host: HostFacts) -> list[str]:
 
 def _render_tier(tier: TierFacts) -> list[str]:
     direct = "past the page cache" if tier.direct else "through the page cache"
-    write, read = tier.write_bytes_per_s / 1e9, tier.read_bytes_per_s / 1e9
+    speed = "not tried: too little room, or it failed"
+    if tier.write_bytes_per_s is not None and tier.read_bytes_per_s is not None:
+        write, read = tier.write_bytes_per_s / 1e9, tier.read_bytes_per_s / 1e9
+        speed = f"one thread writes {write:.2f} GB/s and reads {read:.2f} GB/s"
     return [
         f"  tier {tier.name:<9} {_gib(tier.wanted_bytes)} of {_gib(tier.free_bytes)} free in "
         f"{tier.directory} ({tier.file_system}), {direct}: {tier.direct_reason}",
-        f"                 one thread writes {write:.2f} GB/s and reads {read:.2f} GB/s",
+        f"                 {speed}",
     ]
 
 

@@ -32,6 +32,9 @@ _DAMAGE = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeErro
 _Columns = dict[str, npt.NDArray[Any]]
 
 
+_WITHOUT_COUNTERS = {"exp_fan_out": "plot_fan_out", "share_sweep": "plot_share_sweep"}
+
+
 class StatsError(ValueError):
     """The file is no results file, is damaged, or contradicts itself."""
 
@@ -110,6 +113,12 @@ def _check_ours(path: Path, file: Any) -> None:
         ours = version is not None and any(name in file for name in ("samples", "measurements"))
     except _DAMAGE as error:
         raise StatsError(f"{path}: damaged: {error}") from None
+    experiment = str(file.attrs.get("experiment", ""))
+    if experiment in _WITHOUT_COUNTERS:
+        raise StatsError(
+            f"{path}: a file of {experiment}, which keeps no counters of stores: "
+            f"draw it with python -m plots.{_WITHOUT_COUNTERS[experiment]}"
+        )
     if not ours:
         raise StatsError(
             f"{path}: expected a results file with schema_version and samples; this is some other "
@@ -135,6 +144,8 @@ def _collect(path: Path, file: Any) -> dict[str, Any]:
         "transport": {"name": said["transport"], "reason": said["transport_reason"]},
         "systems": {name: _system(path, file, name) for name in order},
     }
+    if "decisions" in file:
+        found["replica_share"] = dict(_decisions(file["decisions"], order))
     if "replica_share" in file:
         found["replica_share"] = dict(_decisions(file["replica_share"], order))
     return found

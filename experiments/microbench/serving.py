@@ -16,6 +16,7 @@ from experiments.microbench.measure import Measurement, Subject, timed
 from ptstore_mpi import Config
 from ptstore_mpi.protocol import messages as m
 from ptstore_mpi.protocol.actions import Answer
+from ptstore_mpi.protocol.wire import decode_reply, decode_request, encode
 from ptstore_mpi.transport.server_parts import make_handler
 from ptstore_mpi.types import ServerIndex
 
@@ -46,8 +47,8 @@ class _Server:
 
     def serve(self, wire: bytes) -> list[bytes]:
         """Return the answers to one message, both as they travel."""
-        actions = self._handler.handle(m.decode_request(wire), 0.0)
-        return [m.encode(action.reply) for action in actions if isinstance(action, Answer)]
+        actions = self._handler.handle(decode_request(wire), 0.0)
+        return [encode(action.reply) for action in actions if isinstance(action, Answer)]
 
     def store(self) -> tuple[bytes, list[m.Request]]:
         """Return the hashes of a new prompt and the messages that store it."""
@@ -65,9 +66,9 @@ def measure(*, repeats: int) -> Iterator[Measurement]:
     server = _Server()
     hashes, requests = server.store()
     for request in requests:
-        server.serve(m.encode(request))
-    [answer] = server.serve(m.encode(m.MatchRequest(*server.key(), hashes)))
-    refs = m.decode_reply(answer).refs
+        server.serve(encode(request))
+    [answer] = server.serve(encode(m.MatchRequest(*server.key(), hashes)))
+    refs = decode_reply(answer).refs
 
     def acquire() -> list[m.Request]:
         key = server.key()
@@ -88,10 +89,10 @@ def _subject(name: str, server: _Server, make: Callable[[], list[m.Request]]) ->
     answers: list[Any] = []
 
     def ours() -> float:
-        wires = [m.encode(request) for _ in range(CALLS) for request in make()]
+        wires = [encode(request) for _ in range(CALLS) for request in make()]
         found: list[bytes] = []
         seconds = timed(lambda: [found.extend(server.serve(wire)) for wire in wires])
-        answers[:] = [(wires, [m.decode_reply(wire) for wire in found])]
+        answers[:] = [(wires, [decode_reply(wire) for wire in found])]
         return seconds / len(wires)
 
     def codec() -> float:
@@ -99,9 +100,9 @@ def _subject(name: str, server: _Server, make: Callable[[], list[m.Request]]) ->
 
         def work() -> None:
             for wire in wires:
-                m.decode_request(wire)
+                decode_request(wire)
             for reply in replies:
-                m.encode(reply)
+                encode(reply)
 
         return timed(work) / len(wires)
 

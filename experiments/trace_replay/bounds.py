@@ -27,12 +27,15 @@ def ceilings_of(trace: Trace, namespace: Namespace) -> Ceilings:
 def ceiling_rows(
     trace: Trace, namespace: Namespace, options: Options, *, nodes: int
 ) -> list[dict[str, float]]:
-    """Return rows of an infinite cache, of one as large as all nodes, smaller and larger."""
+    """Return rows of an infinite cache, of one as large as all nodes, smaller and larger.
+
+    A node is its memory and its SSD.
+    """
     ceilings = ceilings_of(trace, namespace)
     most = ceilings.infinite()
     rows = [_row(0, most)]
     for factor in CURVE:
-        capacity_bytes = int(options.memory_bytes * nodes * factor)
+        capacity_bytes = int((options.memory_bytes + options.ssd_bytes) * nodes * factor)
         found = ceilings.belady(capacity_bytes // namespace.layout.block_bytes)
         rows.append(_row(capacity_bytes, found))
         if factor >= 1 and found.found_blocks == most.found_blocks:

@@ -50,6 +50,17 @@ SERVERS = Table(
         "free_bytes": ("i8", "bytes"),
         "segment_count": ("i8", "1"),
         "evicted_count": ("i8", "1"),
+        "lent_bytes": ("i8", "bytes"),
+        "redirect_count": ("i8", "1"),
+        "replica_bytes": ("i8", "bytes"),
+        "replica_filled_count": ("i8", "1"),
+        "replica_hit_count": ("i8", "1"),
+        "ssd_file_bytes": ("i8", "bytes"),  # 0 without a tier, as all that follow
+        "ssd_write_bytes": ("i8", "bytes"),
+        "ssd_read_bytes": ("i8", "bytes"),
+        "ssd_useful_bytes": ("i8", "bytes"),
+        "ssd_demoted_count": ("i8", "1"),
+        "ssd_promoted_count": ("i8", "1"),
     },
 )
 CEILINGS = Table(

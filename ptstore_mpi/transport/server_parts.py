@@ -54,17 +54,25 @@ def tier_settings(config: Config) -> dict[str, TierSettings]:
     ConfigError
         They do not fit together.
     """
-    return {
-        name: TierSettings(
-            directory=getattr(config, f"{name}_dir"),
-            capacity_bytes=getattr(config, f"{name}_bytes") // config.servers_per_node,
-            slab_bytes=config.slab_bytes,
-            io_threads=config.tier_threads,
-            direct=config.tier_direct,
-        )
-        for name in ("ssd", "pfs")
-        if getattr(config, f"{name}_dir")
-    }
+    found: dict[str, TierSettings] = {}
+    for name in ("ssd", "pfs"):
+        if not getattr(config, f"{name}_dir"):
+            continue
+        capacity_bytes = getattr(config, f"{name}_bytes") // config.servers_per_node
+        try:
+            found[name] = TierSettings(
+                directory=getattr(config, f"{name}_dir"),
+                capacity_bytes=capacity_bytes,
+                slab_bytes=config.slab_bytes_of(capacity_bytes),
+                io_threads=config.tier_threads,
+                direct=config.tier_direct,
+            )
+        except ConfigError as error:
+            raise ConfigError(
+                f"{name}_bytes = {getattr(config, f'{name}_bytes')}, for each of "
+                f"{config.servers_per_node} server(s) {capacity_bytes}: {error}"
+            ) from None
+    return found
 
 
 def open_tier(server: ServerIndex, memory: Memory, config: Config) -> Tier | None:
