@@ -117,7 +117,7 @@ class Promotion:
             return
         prefix, taken = yield from self._take_room(segments, now)
         if len(prefix) < len(segments) and may_wait and self._demotion.is_freeing:
-            for segment in taken:
+            for segment in reversed(taken):
                 self._leave_room(segment)
             self._roomless[key] = (request, came_s)
             return

@@ -117,6 +117,16 @@ def test_blocks_and_bytes_can_be_chosen(replay):
     assert parse_options(["--model", "deepseek-v3"]).memory_bytes == 2_000_000 * 70_272
 
 
+def test_a_small_memory_over_an_ssd_finds_what_a_large_one_does(replay):
+    """Memory of eleven segments: everything owned stays findable and comes back whole."""
+    asked = [*TOY, "--bytes-per-token", "4096", "--placement", "random"]
+    whole = replay(*asked, "--memory-tokens", "400000")
+    spilled = replay(*asked, "--memory-tokens", "6000", "--ssd-tokens", "400000")
+    assert spilled["hit_ratio"] == whole["hit_ratio"]
+    assert spilled["tokens"]["disk"] > 0
+    assert spilled["stores"] == {"stored": 60}
+
+
 def test_replicas_and_tiers_become_settings_and_are_recorded(replay, tmp_path):
     asked = ["--admission", "always", "--replica-share", "62.5", "--replica-floor", "5"]
     summary = replay(*TOY, *asked, "--ssd-tokens", "100000", "--bytes-per-token", "100")
