@@ -25,7 +25,8 @@ import numpy as np
 
 from experiments.common.ceilings import AskedBlocks, Ceilings
 from experiments.common.datasets import DatasetError
-from experiments.traces import Trace, load_trace
+from experiments.common.options import unit_share
+from experiments.traces import HINT, Trace, load_trace
 from ptstore_mpi.cache.policies.factory import POLICY_NAMES, make_policy
 from ptstore_mpi.cache.shadow import Block, ShadowPool
 
@@ -167,7 +168,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.policy_table")
     parser.add_argument("--trace", choices=DEFAULTS, nargs="+", default=list(DEFAULTS))
     parser.add_argument("--policies", choices=POLICY_NAMES, nargs="+", default=POLICY_NAMES)
-    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, metavar="SHARE")
+    parser.add_argument(
+        "--shares",
+        type=unit_share,
+        nargs="+",
+        default=SHARES,
+        metavar="SHARE",
+        help="capacities, as shares of all distinct tokens (default: 0.01 0.03 0.1 0.3)",
+    )
     parser.add_argument("--segment-tokens", type=int, help="default 512 and 2048")
     parser.add_argument("--every", type=int, help="one of so many sessions; default 1 and 2")
     parser.add_argument("--unlinked", action="store_true", help="let blocks go on their own")
@@ -176,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             trace = load_trace(name)
         except DatasetError as error:
-            print(error, file=sys.stderr)
+            print(str(error).removesuffix(HINT).rstrip("; "), file=sys.stderr)
             return 2
         print_table(trace, options)
     return 0

@@ -35,7 +35,7 @@ import msgspec
 from experiments import record
 from experiments.common import provenance
 from experiments.common.datasets import DatasetError
-from experiments.common.options import UsageError
+from experiments.common.options import UsageError, unit_share, whole_number
 from experiments.exp_trace_replay import fitted, read_trace, routed, settings_of
 from experiments.trace_replay.options import Options, parse_options
 from experiments.trace_replay.places import SimPlace
@@ -201,11 +201,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the sweep and record it; 2 where the command line or the data are wrong."""
     parser = argparse.ArgumentParser(prog="python -m experiments.share_sweep")
     add = parser.add_argument
-    add("--workloads", choices=tuple(WORKLOADS), nargs="+", default=["power", "zipf"])
-    add("--requests", type=int, default=0, help="of each workload (default: its own number)")
-    add("--shares", type=float, nargs="*", default=FIXED_SHARES, help="fixed ones, 0 to 1")
-    add("--seed", type=int, default=1)
-    add("--output", default="results", metavar="DIR")
+    add(
+        "--workloads",
+        choices=tuple(WORKLOADS),
+        nargs="+",
+        default=["power", "zipf"],
+        help="mooncake needs PTSTORE_DATA (default: power zipf)",
+    )
+    add(
+        "--requests",
+        type=whole_number(0, 1 << 40),
+        default=0,
+        metavar="COUNT",
+        help="the first of each workload; 0: all it has, some minutes (default: 0)",
+    )
+    add(
+        "--shares",
+        type=unit_share,
+        nargs="+",
+        default=FIXED_SHARES,
+        metavar="SHARE",
+        help=f"fixed ones beside adaptive, 0 to 1 (default: {' '.join(map(str, FIXED_SHARES))})",
+    )
+    add(
+        "--seed",
+        type=whole_number(0, 1 << 59),
+        default=1,
+        help="the only source of chance (default: 1)",
+    )
+    add(
+        "--output",
+        default="results",
+        metavar="DIR",
+        help="the file is DIR/share_sweep/<UTC>_<job id>.h5 (default: results)",
+    )
     add("--json", action="store_true", help="print one JSON object in place of the table")
     options = parser.parse_args(argv)
     try:

@@ -101,6 +101,17 @@ def _systems(text: str) -> tuple[str, ...]:
     return tuple(name for name in SYSTEMS if name in names)
 
 
+def unit_share(text: str) -> float:
+    """Check a share, 0 to 1: the type of an option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, given {text!r:.80}")
+    return value
+
+
 def popularity(text: str) -> str:
     """Check a popularity: the type of an option."""
     try:
