@@ -259,6 +259,8 @@ class ServerHandler:
             self.gone_clients.add(client)
             yield from self._raise_low(client, math.inf, now)
             return
+        if isinstance(request, ReleaseRequest):
+            self.reads.withdraw((client, request.op))  # before others leave: it is not its turn
         yield from self._raise_low(client, request.low, now)
         if request.op < self._low[client]:
             return  # a late duplicate of an operation its client has finished (P3)

@@ -158,8 +158,11 @@ class ReadPath:
         """End the leases of one operation; who waits for a copy may have one now."""
         self._cache.release(key, now)
         self.fan_out.release(key)
-        self._deferred.pop(key, None)
         yield from self._retry(now)
+
+    def withdraw(self, key: LeaseKey) -> None:
+        """An operation ends: it does not wait for a copy any more."""
+        self._deferred.pop(key, None)
 
     def raise_low(self, client: int, low: float, now: float) -> Iterator[Action | ToPeer]:
         """End the leases of a client's operations below its watermark (P3)."""
