@@ -324,9 +324,9 @@ class ServerHandler:
         hashes = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         refs = self.cache.match(hashes)
         if request.is_use:
-            self.cache.use(refs, now)
-            if self.balance is not None:
+            if self.balance is not None:  # first: it asks how long ago they were used
                 self.balance.asked(hashes, refs, now)
+            self.cache.use(refs, now)
         return MatchReply(
             self.cache.server, request.op, request.attempt, refs, self.cache.room.free_bytes
         )
