@@ -266,3 +266,21 @@ def test_the_oldest_are_those_used_least_lately():
     assert [oldest.take(key) for key in range(5)] == [False, True, True, False, False]
     oldest.leave(1)
     assert oldest.take(3), "the next oldest moves up"
+
+
+def test_a_prompt_is_judged_before_what_it_uses_becomes_the_latest():
+    """Otherwise nothing that is used would ever have been among the oldest."""
+    hand = Hand(eviction="lru")
+    hand.stored([1, 2])
+    heard = []
+
+    class Hears:
+        def asked(self, *prompt):
+            heard.append("asked")
+
+        def used(self, copies):
+            heard.append("used")
+
+    hand.handler.balance = hand.handler.cache.watch = Hears()
+    hand.match([1, 2])
+    assert heard == ["asked", "used"]
