@@ -7,38 +7,30 @@ fit (`CapacityError`) or a closed store (`ClosedError`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ptstore_mpi import _native
+from ptstore_mpi.arguments import Tokens, as_token_ids, check_match, whole_blocks
 from ptstore_mpi.layout import KVLayout
 from ptstore_mpi.protocol import load as load_protocol
 from ptstore_mpi.protocol import maintain
 from ptstore_mpi.protocol import store as store_protocol
 from ptstore_mpi.protocol.context import ClientContext
 from ptstore_mpi.protocol.effects import Now, Operation
-from ptstore_mpi.protocol.match import match_broadcast
+from ptstore_mpi.protocol.match import cut, match_broadcast
+from ptstore_mpi.protocol.plan import Band, band_ends, bands_of
 from ptstore_mpi.protocol.times import checked_prefill
 from ptstore_mpi.stats import ClientStats
-from ptstore_mpi.tensor_view import bind_views
+from ptstore_mpi.tensor_view import bind_bands, bind_views
 from ptstore_mpi.transport.base import ClientTransport
-from ptstore_mpi.types import (
-    SOURCES,
-    BlockHashes,
-    LoadResult,
-    Match,
-    SegmentRef,
-    StoreResult,
-    segment_owner,
-)
+from ptstore_mpi.types import SOURCES, BlockHashes, LoadResult, Match, StoreResult
 
-__all__ = ["Namespace", "as_token_ids"]
-
-Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
+__all__ = ["Namespace"]
 
 
 class Namespace:
@@ -124,7 +116,57 @@ class Namespace:
         self._stats.add_match(match)
         return match
 
-    def load(self, match: Match, out: Sequence[Any], *, skip_tokens: int = 0) -> LoadResult:
+    def cut(self, match: Match, tokens: Tokens, token_count: int) -> Match:
+        """Return a match shortened to its first ``token_count`` tokens, to load no more than these.
+
+        Collective: no, it asks no server.
+
+        Parameters
+        ----------
+        match
+            Result of `match` in this namespace.
+        tokens
+            The prompt it was made for.
+        token_count
+            What is left: whole blocks, at most ``match.tokens``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `load` and `match` raise; also where ``tokens`` are not those of the match.
+        """
+        self._check_open()
+        self._check_own(match)
+        ids = as_token_ids(tokens)
+        if len(ids) != match.prompt_tokens:
+            raise ValueError(
+                f"tokens: expected the {match.prompt_tokens} of the match, got {len(ids)}"
+            )
+        blocks = whole_blocks(token_count, self.layout, name="token_count")
+        if token_count > match.tokens:
+            raise ValueError(
+                f"token_count: expected at most match.tokens ({match.tokens}), got {token_count}"
+            )
+        hashes = self._hash_ids(ids[: match.tokens])
+        if match.segments and hashes[-1].tobytes() != match.segments[-1].last_hash:
+            raise ValueError(f"tokens: expected those of the match, got others ({ids!r:.80})")
+        if token_count == match.tokens:
+            return match
+        return dataclasses.replace(
+            match,
+            tokens=blocks * self.layout.block_tokens,
+            reason="cut",
+            segments=cut(match.segments, blocks, hashes),
+        )
+
+    def load(
+        self,
+        match: Match,
+        out: Sequence[Any],
+        *,
+        skip_tokens: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> LoadResult:
         """Copy the KV of a match into the caller's memory.
 
         Call it for an empty match too: that costs nothing, and it is what counts the request.
@@ -140,8 +182,19 @@ class Namespace:
             ``match.tokens`` and apart from each other; token 0 of the prompt is token 0 of each.
             All in host memory, or all on one CUDA device (see `TensorView`; not yet run on one).
         skip_tokens
-            Leading tokens that the caller has already, a multiple of ``block_tokens``; they are
-            not written and count as ``engine``.
+            Leading tokens that the caller has already, also beyond the match: a multiple of
+            ``block_tokens``, at most ``match.prompt_tokens``. They are not written and count as
+            ``engine``.
+        progress
+            Called during the load, by this thread, with the number of leading tensors of which
+            the whole match beyond ``skip_tokens`` is in ``out`` and may be used: more each time,
+            and all at last if everything was loaded. What was said stays right if the load then
+            ends short. It must not use this store, and be quick: its time counts against leases.
+            What it raises ends the load.
+
+            With it, segments of this node are copied layer by layer: a lease that runs out may
+            cost them all. What comes from other nodes is there as a whole before the first call;
+            so is, with ``verify = always``, everything.
 
         Raises
         ------
@@ -150,13 +203,19 @@ class Namespace:
         TransportError
             A CUDA driver failed; ``out`` is unspecified, and nothing writes into it any more.
         TypeError, ValueError
-            No match, one of another namespace or that was changed, or ``skip_tokens`` is not
-            whole blocks.
+            No match, one of another namespace or that was changed, ``skip_tokens`` is not whole
+            blocks or more than the prompt, or ``progress`` cannot be called.
         """
-        return self._transport.perform(self.loading(match, out, skip_tokens=skip_tokens))
+        operation = self.loading(match, out, skip_tokens=skip_tokens, progress=progress)
+        return self._transport.perform(operation)
 
     def loading(
-        self, match: Match, out: Sequence[Any], *, skip_tokens: int = 0
+        self,
+        match: Match,
+        out: Sequence[Any],
+        *,
+        skip_tokens: int = 0,
+        progress: Callable[[int], None] | None = None,
     ) -> Operation[LoadResult]:
         """Return the operation behind `load`, to be performed effect by effect.
 
@@ -166,20 +225,21 @@ class Namespace:
         self._check_own(match)
         started = yield Now()
         block_tokens = self.layout.block_tokens
-        skip_blocks = _whole_blocks(skip_tokens, self.layout, name="skip_tokens")
-        skip_blocks = min(skip_blocks, match.tokens // block_tokens)
+        skip_blocks = whole_blocks(skip_tokens, self.layout, name="skip_tokens")
+        if skip_tokens > match.prompt_tokens:
+            raise ValueError(
+                f"skip_tokens: expected at most match.prompt_tokens ({match.prompt_tokens}), "
+                f"got {skip_tokens}"
+            )
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress: expected a function or None, got {progress!r:.80}")
         by_source = dict.fromkeys(SOURCES, 0)
         by_source["engine"] = skip_blocks * block_tokens
         by_server: dict[int, int] = {}
         reason = "nothing"
-        if match.tokens > skip_blocks * block_tokens:
-            views = bind_views(
-                self.layout,
-                out,
-                match.tokens // block_tokens,
-                writable=True,
-                first_block=skip_blocks,
-            )
+        blocks = match.tokens // block_tokens
+        if blocks > skip_blocks:
+            views = bind_views(self.layout, out, blocks, writable=True, first_block=skip_blocks)
             loaded = yield from load_protocol.load(
                 self._context,
                 match.segments,
@@ -188,6 +248,8 @@ class Namespace:
                 tensor_bytes=self._tensor_bytes,
                 skip_blocks=skip_blocks,
                 until=started + self._config.load_timeout_s,
+                progress=progress,
+                bands=() if progress is None else self._bands(match, out, skip_blocks),
             )
             by_source |= {name: n * block_tokens for name, n in loaded.blocks.items()}
             by_server = {server: n * block_tokens for server, n in loaded.by_server.items()}
@@ -244,7 +306,7 @@ class Namespace:
         hashes = self._hash_ids(ids)
         verified = len(hashes)
         if verified_tokens is not None:
-            loaded = _whole_blocks(verified_tokens, self.layout, name="verified_tokens")
+            loaded = whole_blocks(verified_tokens, self.layout, name="verified_tokens")
             # The last token is never loaded: whoever loaded all but its block has verified all.
             verified = loaded if loaded < (len(ids) - 1) // self.layout.block_tokens else verified
         outcome = store_protocol.Stored(0, "short")
@@ -317,31 +379,13 @@ class Namespace:
         until = (yield Now()) + self._config.match_timeout_s
         return (yield from maintain.drop(self._context, match.segments[-1], until))
 
+    def _bands(self, match: Match, out: Sequence[Any], skip_blocks: int) -> list[Band]:
+        ends = band_ends(self._tensor_bytes, match.segments, skip_blocks)
+        return bands_of(bind_bands(self.layout, out, ends), self._tensor_bytes)
+
     def _check_own(self, match: Match) -> None:
-        if not isinstance(match, Match):
-            raise TypeError(f"expected a Match, got {type(match).__name__}")
-        if match.namespace != self.digest:
-            given = match.namespace.hex() if isinstance(match.namespace, bytes) else ""
-            raise ValueError(
-                f"expected a match of this namespace ({self.digest.hex()}), "
-                f"got one of {given or 'no namespace'}"
-            )
-        refs = match.segments
-        if not isinstance(refs, tuple) or not all(isinstance(ref, SegmentRef) for ref in refs):
-            raise TypeError(f"match.segments: expected a tuple of SegmentRef, got {refs!r:.80}")
         servers = self._context.server_count
-        strangers = [owner for ref in refs if (owner := segment_owner(ref.segment)) >= servers]
-        if strangers:
-            raise ValueError(
-                f"expected a match of this job, which has {servers} server(s), got one that names "
-                f"server {strangers[0]}"
-            )
-        depth = sum(ref.block_count for ref in refs)
-        if match.tokens != depth * self.layout.block_tokens:
-            raise ValueError(
-                f"expected a match as it was returned, of {depth * self.layout.block_tokens} "
-                f"tokens in its segments, got tokens = {match.tokens!r:.80}"
-            )
+        check_match(match, self.digest, self.layout.block_tokens, server_count=servers)
 
     def block_hashes(self, tokens: Tokens) -> BlockHashes:
         """Return the chained hashes of the whole blocks of ``tokens``: uint8, shape (blocks, 16).
@@ -357,40 +401,3 @@ class Namespace:
             root=self.digest,
             seed=self._config.seed,
         )
-
-
-def _whole_blocks(tokens: int, layout: KVLayout, *, name: str) -> int:
-    """Return ``tokens`` in blocks; raise TypeError or ValueError unless they are whole blocks."""
-    try:
-        blocks, rest = divmod(index(tokens), layout.block_tokens)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {tokens!r:.80}") from None
-    if rest or blocks < 0:
-        raise ValueError(
-            f"{name}: expected a multiple of block_tokens ({layout.block_tokens}), "
-            f"got {tokens!r:.80}"
-        )
-    return blocks
-
-
-def as_token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:
-    """Return ``tokens`` as contiguous uint32, shape (n,).
-
-    Raises
-    ------
-    TypeError, ValueError
-        Not a flat, non-empty sequence of integers in 0 .. 2**32 - 1.
-    """
-    try:
-        ids = np.asarray(tokens)
-    except Exception as error:
-        raise TypeError(
-            f"expected a flat sequence of token ids, got {type(tokens).__name__}: {error}"
-        ) from None
-    if ids.ndim != 1 or not ids.size:
-        raise ValueError(f"expected a flat, non-empty sequence of token ids, got shape {ids.shape}")
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"expected integer token ids, got dtype {ids.dtype}")
-    if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
-        raise ValueError(f"expected token ids in 0 .. 4294967295, got {ids.min()} .. {ids.max()}")
-    return np.ascontiguousarray(ids, dtype=np.uint32)

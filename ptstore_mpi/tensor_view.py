@@ -8,8 +8,9 @@ or knows a driver.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ptstore_mpi import _native
+from ptstore_mpi.array_facts import block_table as checked_table
+from ptstore_mpi.array_facts import describe
 from ptstore_mpi.device_views import DeviceViews, Views
-from ptstore_mpi.errors import LayoutMismatchError, TransportError
+from ptstore_mpi.errors import LayoutMismatchError
 from ptstore_mpi.layout import DTYPE_BYTES, KVLayout
 from ptstore_mpi.write_targets import check_apart
 
-__all__ = ["TensorView", "bind_views"]
+__all__ = ["TensorView", "bind_bands", "bind_views"]
 
 
 class TensorView(msgspec.Struct, frozen=True, eq=False):
@@ -60,6 +63,8 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
         int64, shape (blocks,): the page of each block; None: block ``i`` is page ``i``.
     device
         Ordinal of the CUDA device; None: host memory.
+    page_count
+        Pages of the array, where there is a table; else None.
     """
 
     owner: Any
@@ -74,6 +79,7 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
     itemsize: int
     block_table: npt.NDArray[np.int64] | None = None
     device: int | None = None  # ordinal of a CUDA device; None: host memory
+    page_count: int | None = None
 
     @classmethod
     def contiguous(cls, array: Any) -> TensorView:
@@ -85,7 +91,7 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
             No array in host memory or on a CUDA device, no driver for that, or an array that is not
             C-contiguous.
         """
-        address, shape, strides, itemsize, writable, device = _describe(array)
+        address, shape, strides, itemsize, writable, device = describe(array)
         expected = itemsize
         for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
             if extent > 1 and stride != expected:
@@ -113,7 +119,7 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
             No array in host memory or on a CUDA device, no driver for that, a block that is not
             dense, or a table that names a block outside the array.
         """
-        address, shape, strides, itemsize, writable, device = _describe(array)
+        address, shape, strides, itemsize, writable, device = describe(array)
         if not shape:
             raise LayoutMismatchError("expected [blocks, ...], got an array without axes")
         block_bytes = math.prod(shape[1:]) * itemsize
@@ -124,7 +130,7 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
                     f"expected dense blocks, got shape {shape} with strides {strides} bytes"
                 )
             expected *= extent
-        table = _block_table(block_table, shape[0])
+        table = checked_table(block_table, shape[0])
         total = table.size * block_bytes
         return cls(
             array,
@@ -139,6 +145,34 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
             itemsize,
             table,
             device,
+            shape[0],
+        )
+
+    def with_table(self, block_table: Sequence[int] | npt.NDArray[np.integer]) -> TensorView:
+        """Return a view of the same pages behind another block table; only of a `paged` view.
+
+        The array is not looked at again: an engine describes its cache once, and then makes the
+        views of each request from these.
+
+        Parameters
+        ----------
+        block_table
+            As in `paged`. A contiguous int64 array is not copied: views of all tensors may share
+            one, which then must stay as it is while they are used.
+
+        Raises
+        ------
+        LayoutMismatchError
+            No paged view, or a table that names a block outside the array.
+        """
+        if self.page_count is None:
+            raise LayoutMismatchError("expected a paged view, got one without a block table")
+        table = checked_table(block_table, self.page_count)
+        return msgspec.structs.replace(
+            self,
+            block_table=table,
+            block_count=table.size,
+            total_bytes=table.size * self.piece_bytes,
         )
 
     @classmethod
@@ -165,7 +199,7 @@ class TensorView(msgspec.Struct, frozen=True, eq=False):
             raise LayoutMismatchError(
                 f"block_tokens must be an integer of at least 1, got {block_tokens!r:.80}"
             )
-        address, shape, strides, itemsize, writable, device = _describe(array)
+        address, shape, strides, itemsize, writable, device = describe(array)
         if len(shape) == 4 and shape[0] == 1:
             shape, strides = shape[1:], strides[1:]
         if len(shape) != 3:
@@ -306,6 +340,29 @@ def bind_views(
     return views
 
 
+def bind_bands(
+    layout: KVLayout, arrays: Sequence[Any], ends: Sequence[int]
+) -> Iterator[tuple[int, Views]]:
+    """Yield the end and the views of each run of tensors of arrays that `bind_views` has taken.
+
+    Parameters
+    ----------
+    layout, arrays
+        As in `bind_views`.
+    ends
+        Where each run ends among the tensors; the first begins at 0.
+    """
+    for first, end in itertools.pairwise((0, *ends)):
+        views: Views | None = None
+        for spec, array in zip(layout.tensors[first:end], arrays[first:end], strict=True):
+            view = array if isinstance(array, TensorView) else _contiguous(array, spec.name)
+            if views is None:
+                views = _native.TensorViews() if view.device is None else DeviceViews(view.device)
+            view.append_to(views, spec.block_bytes, name=spec.name)
+        assert views is not None, "a run of no tensors"
+        yield end, views
+
+
 def _check_count(layout: KVLayout, arrays: Sequence[Any]) -> None:
     try:
         given = str(len(arrays))
@@ -338,7 +395,7 @@ def _await_producers(arrays: Sequence[Any]) -> None:
     """
     viewed = [array.owner for array in arrays if isinstance(array, TensorView)]
     for array in {id(array): array for array in viewed}.values():
-        _describe(array)
+        describe(array)
 
 
 def _contiguous(array: Any, name: str) -> TensorView:
@@ -346,42 +403,3 @@ def _contiguous(array: Any, name: str) -> TensorView:
         return TensorView.contiguous(array)
     except LayoutMismatchError as error:
         raise LayoutMismatchError(f"tensor {name!r}: {error}") from None
-
-
-def _describe(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool, int | None]:
-    """Return what `_native.array_info` does; whatever an exporter raises, the error is ours."""
-    try:
-        return _native.array_info(array, _stream_of)
-    except TransportError:
-        raise
-    except Exception as error:
-        raise LayoutMismatchError(
-            f"expected an array in host memory or on a CUDA device, "
-            f"got {type(array).__name__}: {error}"
-        ) from None
-
-
-def _stream_of(device: int) -> int:
-    from ptstore_mpi import cuda  # not before a CUDA tensor is seen: most hosts never need it
-
-    return cuda.device(device).stream
-
-
-def _block_table(given: Any, page_count: int) -> npt.NDArray[np.int64]:
-    """Return a block table as contiguous int64, shape (blocks,), checked against the pages."""
-    try:
-        table = np.asarray(given)
-    except Exception as error:
-        raise LayoutMismatchError(
-            f"expected a 1-d table of integers, got {type(given).__name__}: {error}"
-        ) from None
-    if table.ndim != 1 or (table.size and table.dtype.kind not in "iu"):
-        raise LayoutMismatchError(
-            f"expected a 1-d table of integers, got a table of shape {table.shape}, "
-            f"dtype {table.dtype}"
-        )
-    if table.size and not 0 <= table.min() <= table.max() < page_count:
-        raise LayoutMismatchError(
-            f"expected a table of blocks in 0..{page_count - 1}, got {table.min()}..{table.max()}"
-        )
-    return np.ascontiguousarray(table, dtype=np.int64)

@@ -147,7 +147,8 @@ class Match:
     reason
         Why the match ends where it does: ``whole`` (nothing more could match), ``diverged``
         (a block nobody has), ``cold`` (not even the first block), ``short`` (the prompt has no
-        whole block to match) or ``partial`` (a server did not answer in time).
+        whole block to match), ``partial`` (a server did not answer in time) or ``cut`` (that is
+        where `Namespace.cut` ended it).
     segments
         Flat record of the prefix, from position 0.
     namespace
@@ -171,14 +172,16 @@ class LoadResult:
     Attributes
     ----------
     tokens
-        Verified prefix in ``out``, in tokens. Bytes of ``out`` beyond it are unspecified.
+        Prefix that the caller now has, in tokens: what was skipped, and what was loaded beyond
+        it into ``out``, verified. Bytes of ``out`` beyond it are unspecified.
     by_source
         Tokens by source; the keys are ``types.SOURCES``.
     by_server
         The same without ``engine``, by the server whose memory they were read from.
     reason
-        ``loaded`` (all of the match), or why it is shorter: ``nothing`` (an empty match),
-        ``gone``, ``late`` (a deadline or a lease ran out), ``corrupt`` (a checksum failed).
+        ``loaded`` (all of the match), or why it is shorter: ``nothing`` (the match is empty, or
+        was skipped), ``gone``, ``late`` (a deadline or a lease ran out), ``corrupt`` (a checksum
+        failed).
     seconds
         Time the load took.
     """

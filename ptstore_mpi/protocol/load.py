@@ -11,13 +11,16 @@
 Bytes are verified while they are copied. The result is the longest prefix of segments that were
 all trusted; ``out`` beyond it is unspecified. Gets that outlive the deadline keep their staging
 bytes until they end (P13).
+
+Who wants to begin with the first layers hears how many tensors of the whole prefix are there. Near
+parts are then copied in bands (see `ptstore_mpi.protocol.plan`), each of them judged by the clock.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ptstore_mpi.device_views import Views
@@ -34,7 +37,7 @@ from ptstore_mpi.protocol.effects import (
 )
 from ptstore_mpi.protocol.lease import Leasing
 from ptstore_mpi.protocol.messages import FilledRequest, LostRequest, ReleaseRequest
-from ptstore_mpi.protocol.plan import Fetch, Part, group, interleave, parts_of
+from ptstore_mpi.protocol.plan import Band, Fetch, Part, group, interleave, parts_of
 from ptstore_mpi.protocol.times import ClientTimes
 from ptstore_mpi.types import SegmentRef
 
@@ -67,8 +70,11 @@ class _Load:
 
     context: ClientContext
     leasing: Leasing
-    views: Views
-    parts: list[Part] = field(default_factory=list)
+    whole: Band
+    parts: list[Part]
+    progress: Callable[[int], None] | None
+    bands: Sequence[Band]
+    told_count: int = 0
     waiting: deque[Fetch] = field(default_factory=deque)
     started: list[Fetch] = field(default_factory=list)
     by_token: dict[int, Fetch] = field(default_factory=dict)
@@ -78,7 +84,7 @@ class _Load:
 
     @property
     def block_bytes(self) -> int:
-        return sum(self.leasing.tensor_bytes)
+        return self.whole.block_bytes
 
 
 def load(
@@ -90,6 +96,8 @@ def load(
     tensor_bytes: tuple[int, ...],
     skip_blocks: int,
     until: float,
+    progress: Callable[[int], None] | None = None,
+    bands: Sequence[Band] = (),
 ) -> Operation[Loaded]:
     """Bring the blocks of ``refs`` beyond the first ``skip_blocks`` into ``views``.
 
@@ -109,14 +117,22 @@ def load(
         Leading blocks that the caller has already.
     until
         Deadline on the transport's clock, s.
+    progress
+        Called with the number of leading tensors of which all blocks are there and trusted, each
+        time that there are more; never again once anything was not trusted.
+    bands
+        Runs of tensors in which near parts are copied; default: each part as a whole.
     """
     op = context.ledger.open()
     leasing = Leasing(context, op, until, namespace, tensor_bytes)
-    state = _Load(context, leasing, views, parts_of(refs, skip_blocks))
+    whole = Band(views, len(tensor_bytes), 0, sum(tensor_bytes))
+    state = _Load(context, leasing, whole, parts_of(refs, skip_blocks), progress, bands)
     try:
         started_s = 0.0 if context.times is None else (yield Now())
         yield from leasing.lease(state.parts)
         wanted = leasing.cut(state.parts)
+        if len(wanted) < len(state.parts):
+            state.bands = ()  # no tensor will be there as a whole, and whole parts count
         yield from _fetch(state, [part for part in wanted if part.is_granted])
         yield from _fetch(state, (yield from leasing.lease_waiting()))
         if context.times is not None:
@@ -141,18 +157,34 @@ def _fetch(state: _Load, parts: list[Part]) -> Operation[None]:
     far = [part for part in parts if part.server not in near]
     fetches = group(far, state.leasing.tensor_bytes, state.context.config.get_bytes)
     state.waiting.extend(interleave(fetches))
-    yield from _move(state, deque(part for part in parts if part.server in near))
+    yield from _move(state, _copies(state, [part for part in parts if part.server in near]))
+    _tell(state)
 
 
-def _move(state: _Load, direct: deque[Part]) -> Operation[None]:
+def _copies(state: _Load, parts: list[Part]) -> deque[tuple[Part, Band]]:
+    """Return the copies of near parts, in their order.
+
+    Checksums are those of whole blocks, so parts that have any are not copied in bands.
+    """
+    if len(state.bands) < 2:
+        return deque((part, state.whole) for part in parts)
+    copies = deque((part, state.whole) for part in parts if part.grant.checksums)
+    banded = [part for part in parts if not part.grant.checksums]
+    copies.extend((part, band) for band in state.bands for part in banded)
+    return copies
+
+
+def _move(state: _Load, direct: deque[tuple[Part, Band]]) -> Operation[None]:
     """Move all parts, Gets in flight and local copies in between, until done or late."""
     ledger = state.context.ledger
     while state.reason != "late":
         yield from _start_gets(state)
         if direct:
-            part = direct.popleft()
-            yield from _copy_out(state, part, part.arena_image())
-            state.context.count("local_bytes", part.block_count * state.block_bytes)
+            part, band = direct.popleft()
+            yield from _copy_out(state, part, part.arena_image(band), band)
+            state.context.count("local_bytes", part.block_count * band.block_bytes)
+            if not direct or direct[0][1].end > band.end:
+                _tell(state)
             if not ledger.transfer_count:
                 continue
         elif not state.by_token and not state.waiting:
@@ -196,7 +228,7 @@ def _start_gets(state: _Load) -> Operation[None]:
 def _land(state: _Load, fetch: Fetch) -> Operation[None]:
     """Copy out a fetch that has arrived; let its staging bytes go, or its replicas be found."""
     for part, image in fetch.images(state.block_bytes):
-        yield from _copy_out(state, part, image)
+        yield from _copy_out(state, part, image, state.whole)
     if fetch.extent is not None:
         state.context.ledger.give_back(fetch.extent)
         fetch.extent = None
@@ -220,13 +252,14 @@ def _publish_replicas(state: _Load, parts: list[Part]) -> Operation[None]:
         )
 
 
-def _copy_out(state: _Load, part: Part, image: Image) -> Operation[None]:
+def _copy_out(state: _Load, part: Part, image: Image, band: Band) -> Operation[None]:
     """Unpack a part; trust it if its lease still held after its last byte and the bytes are right.
 
+    A part that comes in bands is trusted after the last of them; one that is late ends the load.
     Bytes read after the lease (P12) may be others by now: wrong ones are then nobody's fault.
     """
     sums = part.grant.checksums
-    found: Checksums = yield Unpack(state.views, part.view_block, image, checksums=bool(sums))
+    found: Checksums = yield Unpack(band.views, part.view_block, image, checksums=bool(sums))
     if not (yield from _is_in_time(part)):
         state.reason = "late"
         return
@@ -238,7 +271,18 @@ def _copy_out(state: _Load, part: Part, image: Image) -> Operation[None]:
             key = state.context.ledger.key(state.leasing.op, part.server)
             yield Send(part.server, LostRequest(*key, part.ref))
             return
-    part.trusted = True
+    part.tensor_count = band.end
+    part.trusted = band.end == state.whole.end
+
+
+def _tell(state: _Load) -> None:
+    """Say how many leading tensors of the whole load are there, if there are more by now."""
+    if state.progress is None or state.reason != "loaded":
+        return
+    count = min((part.tensor_count for part in state.parts), default=0)
+    if count > state.told_count:
+        state.told_count = count
+        state.progress(count)
 
 
 def _is_in_time(part: Part) -> Operation[bool]:

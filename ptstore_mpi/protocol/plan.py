@@ -4,6 +4,9 @@ A *part* is what one segment contributes to a load. Parts that cross a wire are 
 *fetches*: neighbours in the prefix whose images are also neighbours in one arena become one
 staging extent and, if whole, one Get. A part whose replica is to be kept lands in the slot of
 that replica instead, and fetches of slots are neighbours there too.
+
+Where somebody waits for the first tensors, parts of this node are copied in *bands*: consecutive
+tensors of all parts, then the next ones. A band of a segment image is an image at a later offset.
 """
 
 from __future__ import annotations
@@ -11,15 +14,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ptstore_mpi.device_views import Views
 from ptstore_mpi.protocol.context import Extent
 from ptstore_mpi.protocol.effects import Image
 from ptstore_mpi.protocol.messages import Grant
 from ptstore_mpi.types import SegmentRef, ServerIndex, segment_owner
 
-__all__ = ["NO_GRANT", "Fetch", "Part", "Piece", "group", "interleave", "parts_of"]
+__all__ = [
+    "NO_GRANT",
+    "Band",
+    "Fetch",
+    "Part",
+    "Piece",
+    "band_ends",
+    "bands_of",
+    "group",
+    "interleave",
+    "parts_of",
+]
 
 NO_GRANT = Grant(0, 0, b"")
 """Of a part that nobody has leased yet."""
+
+BAND_BYTES = 2 << 20
+"""Bytes that a load copies at least before it says how far it is; below, saying is what costs."""
+
+COPY_BYTES = 1 << 20
+"""Bytes of a band in one segment, but of the first band: the core copies fewer half as fast."""
+
+BAND_COUNT = 16
+"""Bands of a load, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Consecutive tensors up to ``end``, in views of their own.
+
+    Of one block, ``block_bytes`` are theirs and ``before_bytes`` those of the tensors before them.
+    """
+
+    views: Views
+    end: int
+    before_bytes: int
+    block_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +65,8 @@ class Part:
 
     ``server`` is whose arena it is read from: its owner's, or that of a replica. ``slot`` is where
     a replica of it is to be kept: the server of this node, and the offset in its arena;
-    ``is_awaited``: another client of this node is fetching it.
+    ``is_awaited``: another client of this node is fetching it. ``tensor_count`` leading tensors of
+    it are in place and trusted; it is ``trusted`` itself when all are.
     """
 
     ref: SegmentRef
@@ -41,6 +79,7 @@ class Part:
     granted_s: float = 0.0
     slot: tuple[ServerIndex, int] | None = None
     is_awaited: bool = False
+    tensor_count: int = 0
     trusted: bool = False
 
     @property
@@ -58,11 +97,11 @@ class Part:
         """Whether every block of the segment is wanted."""
         return self.first_block == 0 and self.block_count == self.grant.segment_blocks
 
-    def arena_image(self) -> Image:
-        """Return the part's image in the arena it is read from."""
+    def arena_image(self, band: Band) -> Image:
+        """Return the image of a band of the part in the arena it is read from."""
         return Image(
             self.server,
-            self.grant.offset,
+            self.grant.offset + self.grant.segment_blocks * band.before_bytes,
             self.grant.segment_blocks,
             self.first_block,
             self.block_count,
@@ -121,6 +160,47 @@ def parts_of(refs: Iterable[SegmentRef], skip_blocks: int) -> list[Part]:
             )
         depth += ref.block_count
     return parts
+
+
+def band_ends(tensor_bytes: Sequence[int], refs: Iterable[SegmentRef], skip: int) -> list[int]:
+    """Return where the bands of a load end, among the tensors of a layout.
+
+    A band is whole pairs, the key and the value of a layer, of `BAND_BYTES` at least. The first is
+    as small as may be; the others are about equal, `BAND_COUNT` in all at most.
+
+    Parameters
+    ----------
+    tensor_bytes
+        Bytes of one block of each tensor.
+    refs, skip
+        What is loaded, and its leading blocks that are not.
+    """
+    parts = parts_of(refs, skip)
+    block_count = sum(part.block_count for part in parts)
+    left = sum(tensor_bytes) * block_count
+    least = BAND_BYTES
+    later = max(BAND_BYTES, COPY_BYTES * len(parts), -(-left // (BAND_COUNT - 1)))
+    ends: list[int] = []
+    nbytes = 0
+    for end in range(2, len(tensor_bytes), 2):
+        pair_bytes = sum(tensor_bytes[end - 2 : end]) * block_count
+        nbytes += pair_bytes
+        left -= pair_bytes
+        if nbytes >= least and left >= BAND_BYTES:
+            ends.append(end)
+            nbytes, least = 0, later
+    return [*ends, len(tensor_bytes)]
+
+
+def bands_of(runs: Iterable[tuple[int, Views]], tensor_bytes: Sequence[int]) -> list[Band]:
+    """Return the bands with these ends and views."""
+    bands: list[Band] = []
+    first = 0
+    for end, views in runs:
+        before, own = sum(tensor_bytes[:first]), sum(tensor_bytes[first:end])
+        bands.append(Band(views, end, before, own))
+        first = end
+    return bands
 
 
 def group(parts: Sequence[Part], tensor_bytes: Sequence[int], get_bytes: int) -> list[Fetch]:

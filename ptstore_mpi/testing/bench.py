@@ -19,7 +19,7 @@ from ptstore_mpi.testing.buffers import make_buffers
 from ptstore_mpi.testing.oracle import BLANK, Oracle
 from ptstore_mpi.types import SOURCES, LoadResult, Match, StoreResult, segment_owner
 
-__all__ = ["LAYOUT", "ODD_LAYOUT", "Bench", "Space"]
+__all__ = ["LARGE_LAYOUT", "LAYOUT", "ODD_LAYOUT", "Bench", "Space"]
 
 LAYOUT = KVLayout(
     KVLayout.for_attention(
@@ -33,6 +33,11 @@ ODD_LAYOUT = KVLayout.for_attention(
     layers=1, kv_heads=1, head_dim=23, dtype="uint8", block_tokens=3
 )
 """138 bytes per block: nothing is aligned to anything."""
+
+LARGE_LAYOUT = KVLayout.for_attention(
+    layers=3, kv_heads=2, head_dim=2048, dtype="float32", block_tokens=4
+)
+"""384 KiB per block: a prompt of a few blocks is loaded layer by layer."""
 
 Tokens = npt.NDArray[np.int64]
 
@@ -166,29 +171,74 @@ class Space:
         return result
 
     def get(
-        self, tokens: Sequence[int] | Tokens, *, kind: str = "contiguous", skip_tokens: int = 0
+        self,
+        tokens: Sequence[int] | Tokens,
+        *,
+        kind: str = "contiguous",
+        skip_tokens: int = 0,
+        cut_tokens: int | None = None,
     ) -> tuple[Match, LoadResult]:
-        """Match and load a prompt; check the bytes, the skipped ones and the sources."""
+        """Match and load a prompt; check the bytes, the skipped ones and the sources.
+
+        With ``cut_tokens`` the match is cut to so many first.
+        """
         match = self.namespace.match(tokens)
         self.check_match(match, len(tokens))
+        if cut_tokens is not None:
+            match = self.namespace.cut(match, tokens, cut_tokens)
+            self.check_match(match, len(tokens))
         buffers = make_buffers(
             kind, self.layout, self.oracle.blank(len(tokens) // self.layout.block_tokens)
         )
         result = self.namespace.load(match, buffers.views, skip_tokens=skip_tokens)
         found = buffers.read()
         self._bench.remote_bytes += self._far_tokens(result) * self.layout.bytes_per_token
-        assert result.tokens <= match.tokens, (match, result)
+        assert skip_tokens <= result.tokens <= max(match.tokens, skip_tokens), (match, result)
+        assert result.by_source["engine"] == skip_tokens, result
         assert sum(result.by_source.values()) == result.tokens, result
         assert set(result.by_source) == set(SOURCES), result
-        self.oracle.check(
-            tokens, found, until_tokens=result.tokens, from_tokens=min(skip_tokens, match.tokens)
-        )
-        skipped = min(skip_tokens, match.tokens) // self.layout.block_tokens
+        self.oracle.check(tokens, found, until_tokens=result.tokens, from_tokens=skip_tokens)
+        skipped = skip_tokens // self.layout.block_tokens
         beyond = match.tokens // self.layout.block_tokens
         for array in found:
             assert (array[:skipped] == BLANK).all(), "skipped blocks were written"
             assert (array[beyond:] == BLANK).all(), "blocks beyond the match were written"
         return match, result
+
+    def get_by_layers(
+        self, tokens: Sequence[int] | Tokens, *, kind: str = "contiguous", skip_tokens: int = 0
+    ) -> tuple[LoadResult, list[int]]:
+        """Match and load a prompt; check what was said to be there when it was said.
+
+        Returns what was said, too.
+        """
+        match = self.namespace.match(tokens)
+        blank = self.oracle.blank(match.tokens // self.layout.block_tokens)
+        buffers = make_buffers(kind, self.layout, blank)
+        prefix = tokens[: match.tokens]
+        right = [self.oracle.blocks(prefix, i) for i in range(len(self.layout.tensors))]
+        first = skip_tokens // self.layout.block_tokens
+        told: list[int] = []
+
+        def progress(count: int) -> None:
+            known = told[-1] if told else 0
+            assert known < count <= len(right), (told, count)
+            found = buffers.read()
+            for tensor in range(known, count):
+                same = np.array_equal(found[tensor][first:], right[tensor][first:])
+                assert same, f"tensor {tensor} was said to be there"
+            told.append(count)
+
+        result = self.namespace.load(
+            match, buffers.views, skip_tokens=skip_tokens, progress=progress
+        )
+        self._bench.remote_bytes += self._far_tokens(result) * self.layout.bytes_per_token
+        whole = bool(told) and told[-1] == len(right)
+        assert whole == (result.reason == "loaded"), (told, result)
+        self.oracle.check(
+            tokens, buffers.read(), until_tokens=result.tokens, from_tokens=skip_tokens
+        )
+        return result, told
 
     def _far_tokens(self, result: LoadResult) -> int:
         """Return how many of the loaded tokens came from other nodes, from memory or a file."""

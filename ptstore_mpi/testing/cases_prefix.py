@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ptstore_mpi.testing.bench import LAYOUT, ODD_LAYOUT, Bench
+from ptstore_mpi.testing.bench import LARGE_LAYOUT, LAYOUT, ODD_LAYOUT, Bench
 from ptstore_mpi.testing.buffers import available_kinds
 
 __all__ = ["CASES"]
@@ -105,17 +105,66 @@ def views(bench: Bench) -> None:
 
 
 def skipping(bench: Bench) -> None:
-    """Leading tokens that the engine has are neither loaded nor written."""
+    """Leading tokens that the engine has are neither loaded nor written, and all counted."""
     space = bench.space()
     prompt = bench.tokens(97)
     space.put(prompt[:50])
     space.put(prompt)
-    for skip in (0, 4, 20, 24, 44, 48, 52, 92, 96, 1000):
+    for skip in (0, 4, 20, 24, 44, 48, 52, 92, 96):
         match, result = space.get(prompt, skip_tokens=skip)
         assert result.tokens == match.tokens == 96, (skip, result)
-        assert result.by_source["engine"] == min(skip, 96), (skip, result)
-    for wrong in (1, 6, -4):
+    longer = np.append(prompt[:96], bench.tokens(14))
+    for other, known in ((longer, 96), (bench.tokens(110), 0)):
+        for skip in (known, known + 4, 108):
+            match, result = space.get(other, skip_tokens=skip)
+            assert (match.tokens, result.tokens, result.reason) == (known, skip, "nothing"), result
+    for wrong in (1, 6, -4, 100, 1000):
         _expect(ValueError, space.get, prompt, skip_tokens=wrong)
+
+
+def cutting(bench: Bench) -> None:
+    """A match can be cut anywhere, also inside a segment, and loads to there and no further."""
+    space = bench.space()
+    prompt = bench.tokens(97)
+    space.put(prompt[:50])
+    space.put(prompt)
+    for count in (0, 4, 20, 24, 28, 44, 48, 52, 92, 96):
+        match, result = space.get(prompt, cut_tokens=count)
+        assert result.tokens == match.tokens == count, (count, match, result)
+        assert match.reason == ("cut" if count < 96 else "whole"), match
+        again = space.namespace.cut(match, prompt, count // 8 * 4)
+        assert again.tokens == count // 8 * 4, again
+    match, result = space.get(prompt, cut_tokens=52, skip_tokens=44)
+    assert (result.tokens, result.by_source["engine"]) == (52, 44), result
+    for wrong in (1, -4, 100):
+        _expect(ValueError, space.namespace.cut, space.namespace.match(prompt), prompt, wrong)
+    other = np.append(prompt[:95], 1 + prompt[95:])
+    for tokens in (prompt[:96], np.append(prompt, 1), other):
+        _expect(ValueError, space.namespace.cut, space.namespace.match(prompt), tokens, 52)
+
+
+def by_layers(bench: Bench) -> None:
+    """Who asks hears of the first layers before the last ones are there, and of no wrong one."""
+    space = bench.space(layout=LARGE_LAYOUT)
+    prompt = bench.tokens(89)
+    space.put(prompt[:32])
+    space.put(prompt)
+    for kind in ("contiguous", "paged"):
+        for skip in (0, 16):
+            result, told = space.get_by_layers(prompt, kind=kind, skip_tokens=skip)
+            assert result.tokens == 88, result
+            assert result.by_source["remote"] or told == [2, 6], told
+    assert space.get_by_layers(prompt, skip_tokens=88)[1] == []
+    assert space.get_by_layers(bench.tokens(30))[1] == []
+
+
+def by_layers_if_right(bench: Bench) -> None:
+    """What is verified block by block is there as a whole when the first layer is."""
+    space = bench.space(layout=LARGE_LAYOUT)
+    prompt = bench.tokens(89)
+    space.put(prompt)
+    result, told = space.get_by_layers(prompt)
+    assert (result.tokens, told) == (88, [6]), (result, told)
 
 
 def less_verified(bench: Bench) -> None:
@@ -201,6 +250,9 @@ CASES: list[tuple[Callable[[Bench], None], dict[str, Any]]] = [
     (growth, {"placement": "random"}),
     (views, {"placement": "random", "verify": "always"}),
     (skipping, {"placement": "random"}),
+    (cutting, {"placement": "random"}),
+    (by_layers, {"placement": "random", "memory_bytes": 96 << 20}),
+    (by_layers_if_right, {"verify": "always", "memory_bytes": 96 << 20}),
     (less_verified, {}),
     (tokens_of_all_kinds, {}),
     (namespaces_apart, {"segment_tokens": 12}),

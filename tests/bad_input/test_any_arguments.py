@@ -135,6 +135,9 @@ def test_any_other_argument(quick, match, count, layout, name):
     refused_or_done(lambda: namespace.load(match, quick.out()))
     refused_or_done(lambda: namespace.drop_tail(match))
     refused_or_done(lambda: namespace.load(quick.match, quick.out(), skip_tokens=count))
+    refused_or_done(lambda: namespace.cut(quick.match, np.append(quick.prompt, 99), count))
+    refused_or_done(lambda: namespace.cut(quick.match, match, 4))
+    refused_or_done(lambda: TensorView.paged(np.zeros((4, 8)), [0]).with_table(match))
     if count is not None and refused_or_done(
         lambda: namespace.store(prompt, kv, verified_tokens=count)
     ):

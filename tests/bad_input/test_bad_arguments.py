@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -127,6 +128,14 @@ MATCHES = [
         ),
         ValueError, r"of this job, which has \d server", "names server 7",
     ),
+    kind(
+        "of_a_shorter_prompt", lambda match: dataclasses.replace(match, prompt_tokens=31),
+        ValueError, "of a prompt of at least 32 tokens", "prompt_tokens = 31",
+    ),
+    kind(
+        "of_no_prompt", lambda match: dataclasses.replace(match, prompt_tokens=None),
+        ValueError, "of a prompt of at least 32 tokens", "prompt_tokens = None",
+    ),
 ]  # fmt: skip
 
 
@@ -135,6 +144,8 @@ def test_matches(bench, change, error, expected, given):
     match = change(bench.match)
     refused(lambda: bench.namespace.load(match, bench.out()), error, expected, given)
     refused(lambda: bench.namespace.drop_tail(match), error, expected, given)
+    prompt = np.append(bench.prompt, 99)
+    refused(lambda: bench.namespace.cut(match, prompt, 4), error, expected, given)
 
 
 BLOCKS = [
@@ -154,10 +165,22 @@ def test_numbers_of_tokens(bench, tokens, error, expected, given):
         lambda: bench.namespace.load(bench.match, bench.out(), skip_tokens=tokens),
         error, f"skip_tokens.*{expected}", given,
     )  # fmt: skip
+    refused(
+        lambda: bench.namespace.cut(bench.match, np.append(bench.prompt, 99), tokens),
+        error, f"token_count.*{expected}", given,
+    )  # fmt: skip
     prompt, kv = bench.fresh()
     refused(
         lambda: bench.namespace.store(prompt, kv, verified_tokens=tokens),
         error, f"verified_tokens.*{expected}", given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("progress", [0, "x", [1]])
+def test_progress_is_a_function(bench, progress):
+    refused(
+        lambda: bench.namespace.load(bench.match, bench.out(), progress=progress),
+        TypeError, "progress: expected a function", re.escape(repr(progress)),
     )  # fmt: skip
 
 

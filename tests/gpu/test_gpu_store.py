@@ -152,6 +152,28 @@ def test_from_host_to_device_where_a_part_is_there(stand_in):
     in_job(main)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_to_a_device_layer_by_layer(stand_in, form, monkeypatch):
+    monkeypatch.setattr("ptstore_mpi.protocol.plan.BAND_BYTES", 1)
+    monkeypatch.setattr("ptstore_mpi.protocol.plan.COPY_BYTES", 1)
+    kv = values()
+
+    def main(_, namespace):
+        assert namespace.store(PROMPT, host(Contiguous, kv)).tokens == TOKENS
+        out = on_device(stand_in, host(form, None))
+        wanted, told = host(form, kv), []
+
+        def progress(count):
+            assert same([array.inside for array in out[:count]], wanted[:count])
+            told.append(count)
+
+        loaded = namespace.load(namespace.match(PROMPT), views(form, out), progress=progress)
+        assert (loaded.tokens, told) == (TOKENS, [*range(2, 2 * LAYERS + 1, 2)])
+        assert same([array.inside for array in out], wanted)
+
+    in_job(main)
+
+
 @pytest.mark.parametrize("view_first", [False, True])
 def test_copies_follow_what_the_engine_has_under_way(stand_in, view_first):
     """A kernel that still writes ``kv`` is waited for, and one on ``out`` ends before the load."""

@@ -28,7 +28,7 @@ def gets_into_the_engine() -> Iterator[None]:
         for fetch in state.started:
             if fetch.extent is not None:
                 wanted[state.context.ledger.client, fetch.extent.offset] = [
-                    Unpack(state.views, part.view_block, image)
+                    Unpack(state.whole.views, part.view_block, image)
                     for part, image in fetch.images(state.block_bytes)
                 ]
 

@@ -162,3 +162,82 @@ def test_any_size_of_staging_works(staging_bytes):
         return result.tokens
 
     assert pt.run(main, config) == 32
+
+
+def stored(**settings):
+    """Return a namespace of two nodes, and a prompt whose segments of two blocks both own."""
+    cluster = Cluster(small_config(slots=20, placement="local", **settings))
+    one, two = (cluster.store(client).namespace("m", SMALL) for client in cluster.clients)
+    prompt = np.arange(61)
+    one.store(prompt[:28], Oracle(SMALL).arrays(prompt[:28]))
+    two.store(prompt, Oracle(SMALL).arrays(prompt))
+    return cluster, one, prompt
+
+
+@pytest.mark.parametrize("tokens", range(0, 61, 4))
+def test_a_cut_match_is_the_match_of_a_shorter_prompt(tokens):
+    _, namespace, prompt = stored()
+    match = namespace.match(prompt)
+    cut = namespace.cut(match, prompt, tokens)
+    shorter = namespace.match(prompt[: tokens + 1])
+    assert (cut.tokens, cut.segments) == (tokens, shorter.segments)
+    assert cut.prompt_tokens == 61
+    assert cut.reason == ("cut" if tokens < 60 else "whole")
+    out = Oracle(SMALL).blank(tokens // 4)
+    assert namespace.load(cut, out).tokens == tokens
+    Oracle(SMALL).check(prompt, out, until_tokens=tokens)
+
+
+def test_cutting_nothing_away_changes_nothing():
+    _, namespace, prompt = stored()
+    match = namespace.match(prompt)
+    assert namespace.cut(match, prompt, match.tokens) is match
+    miss = namespace.match(prompt + 1)
+    assert namespace.cut(miss, prompt + 1, 0) is miss
+
+
+def test_a_cut_asks_no_server():
+    cluster, namespace, prompt = stored()
+    match = namespace.match(prompt)
+    cluster.on_request = lambda server, message: pytest.fail(f"{server} was asked {message}")
+    namespace.cut(match, prompt, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens", "message"),
+    [
+        (lambda prompt: prompt[:-1], 20, "tokens: expected the 61 of the match, got 60"),
+        (lambda prompt: np.append(prompt, 1), 20, "tokens: expected the 61 of the match, got 62"),
+        (lambda prompt: prompt + 1, 20, "tokens: expected those of the match"),
+        (lambda prompt: prompt, 64, r"token_count: .*match\.tokens \(60\), got 64"),
+        (lambda prompt: prompt, 22, "token_count: .*multiple of block_tokens"),
+        (lambda prompt: prompt, -4, "token_count: .*multiple of block_tokens"),
+    ],
+)
+def test_cuts_that_are_refused(change, tokens, message):
+    _, namespace, prompt = stored()
+    with pytest.raises(ValueError, match=message):
+        namespace.cut(namespace.match(prompt), change(prompt), tokens)
+
+
+@pytest.mark.parametrize(("known", "skip"), [(60, 60), (28, 32), (28, 60), (0, 4), (0, 60)])
+def test_all_that_the_caller_has_counts_as_engine(known, skip):
+    """Also beyond what the store knows: nobody computes it again."""
+    cluster, _, prompt = stored()
+    store = cluster.store(cluster.clients[0])
+    namespace = store.namespace("m", SMALL)
+    other = np.append(prompt[:known], np.full(61 - known, 9))
+    match = namespace.match(other)
+    assert match.tokens == known
+    result = namespace.load(match, Oracle(SMALL).blank(15), skip_tokens=skip)
+    assert (result.tokens, result.by_source["engine"], result.reason) == (skip, skip, "nothing")
+    tokens = store.stats()["tokens"]
+    assert (tokens["asked"], tokens["engine"], tokens["recomputed"]) == (61, skip, 61 - skip)
+
+
+@pytest.mark.parametrize("known", [0, 60])
+def test_nobody_has_more_than_the_prompt(known):
+    _, namespace, prompt = stored()
+    match = namespace.match(prompt if known else prompt + 1)
+    with pytest.raises(ValueError, match=r"skip_tokens: .*prompt_tokens \(61\), got 64"):
+        namespace.load(match, Oracle(SMALL).blank(15), skip_tokens=64)

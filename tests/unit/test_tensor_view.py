@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptstore_mpi import KVLayout, LayoutMismatchError, TensorSpec, TensorView, _native
-from ptstore_mpi.tensor_view import bind_views
+from ptstore_mpi.tensor_view import bind_bands, bind_views
 
 LAYOUT = KVLayout((TensorSpec("a", 32), TensorSpec("b", 48)), block_tokens=4)
 
@@ -58,6 +58,70 @@ def test_paged_takes_pages_apart_in_memory():
     for strided in (pages[::2], pages[::-1]):
         image = packed(KVLayout(LAYOUT.tensors[:1], 4), [TensorView.paged(strided, [4, 1])], 2)
         assert np.array_equal(image.reshape(2, 32), strided[[4, 1]])
+
+
+@pytest.mark.parametrize("step", [1, 2, -1])
+def test_another_table_is_the_view_that_paged_makes(step):
+    pages = np.arange(12 * 32, dtype=np.uint16).astype(np.uint8).reshape(12, 4, 8)[::step]
+    for table in ([5, 0, 3], np.array([1, 2], np.int32), np.arange(5), []):
+        view = TensorView.paged(pages, [1]).with_table(table)
+        same = TensorView.paged(pages, table)
+        for name in TensorView.__struct_fields__:
+            assert np.array_equal(getattr(view, name), getattr(same, name)), name
+    image = packed(KVLayout(LAYOUT.tensors[:1], 4), [view.with_table([4, 1])], 2)
+    assert np.array_equal(image.reshape(2, 4, 8), pages[[4, 1]])
+
+
+def test_all_tensors_may_share_one_table():
+    """Tables are compared by identity where it is told whether outputs are apart."""
+    table = np.array([2, 0])
+    pages = np.zeros((4, 80), np.uint8)
+    views = [TensorView.paged(part, [0]) for part in (pages[:, :32], pages[:, 32:])]
+    views = [view.with_table(table) for view in views]
+    assert all(view.block_table is table for view in views)
+    assert len(bind_views(LAYOUT, views, 2, writable=True)) == 2
+
+
+def test_another_table_does_not_look_at_the_array_again(monkeypatch):
+    view = TensorView.paged(np.zeros((4, 32), np.uint8), [0])
+    monkeypatch.setattr("ptstore_mpi.tensor_view.describe", None)
+    assert view.with_table([3, 1]).total_bytes == 64
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([4], r"0\.\.3, got 4\.\.4"),
+        (np.array([1, -1]), r"0\.\.3, got -1\.\.1"),
+        (np.array([0, 1 << 62]), r"0\.\.3"),
+        (np.array([[0, 1]]), "1-d"),
+        ([0.5], "table of integers"),
+        (None, "1-d"),
+    ],
+)
+def test_another_table_is_refused_as_paged_does(table, message):
+    pages = np.zeros((4, 32), np.uint8)
+    with pytest.raises(LayoutMismatchError, match=message):
+        TensorView.paged(pages, [0]).with_table(table)
+    with pytest.raises(LayoutMismatchError, match=message):
+        TensorView.paged(pages, table)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [TensorView.contiguous(np.zeros((4, 32))), TensorView.heads(np.zeros((2, 4, 8)), 4)],
+)
+def test_only_pages_have_a_table(view):
+    with pytest.raises(LayoutMismatchError, match="expected a paged view"):
+        view.with_table([0])
+
+
+def test_bands_are_the_views_of_their_tensors():
+    arrays = [np.full((3, 32), 1, np.uint8), TensorView.paged(np.full((3, 48), 2, np.uint8), [1])]
+    found = [(end, views.block_bytes) for end, views in bind_bands(LAYOUT, arrays, [1, 2])]
+    assert found == [(1, [32]), (2, [48])]
+    ((end, views),) = bind_bands(LAYOUT, arrays, [2])
+    assert (end, views.block_bytes) == (2, [32, 48])
 
 
 def test_heads_takes_slices_of_a_longer_cache():
