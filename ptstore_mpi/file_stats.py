@@ -32,7 +32,11 @@ _DAMAGE = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeErro
 _Columns = dict[str, npt.NDArray[Any]]
 
 
-_WITHOUT_COUNTERS = {"exp_fan_out": "plot_fan_out", "share_sweep": "plot_share_sweep"}
+_WITHOUT_COUNTERS = {
+    "exp_fan_out": "plot_fan_out",
+    "exp_vllm_ttft": "plot_vllm_ttft",
+    "share_sweep": "plot_share_sweep",
+}
 
 
 class StatsError(ValueError):

@@ -6,12 +6,15 @@ the public API, and of the engine, how to allocate and to prefill.
 TTFT runs from the entry of `PrefixReuse.first_token` to the moment the first token is known:
 
     match -> allocate and load the prefix -> prefill the rest -> first token || keep (store)
+
+A load that would take longer than the prefill that it saves is declined: see
+`ptstore_mpi.integrations.fetch_or_recompute`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ptstore_mpi.errors import LayoutMismatchError
+from ptstore_mpi.integrations.fetch_or_recompute import FetchOrRecompute, expected_sources
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
 
-    from ptstore_mpi import KVLayout, Namespace, StoreResult
+    from ptstore_mpi import KVLayout, LoadResult, Match, Namespace, StoreResult
     from ptstore_mpi.integrations.kv_buffers import KVBuffers
     from ptstore_mpi.integrations.transformers import TransformersEngine
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+DECLINED = "declined"
+"""Reason of an answer whose prefix was known and not loaded, since computing it is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +56,8 @@ class Answer:
     by_source
         These tokens by source, as `LoadResult.by_source`.
     reason
-        Why no more was reused: the load's reason if it fell short of the match, else the match's.
+        Why no more was reused: the load's reason if it fell short of the match, else the match's;
+        ``declined`` where the load was expected to take longer than it saves.
     """
 
     token: int
@@ -85,6 +93,12 @@ class PrefixReuse:
         Computes what the store does not have.
     namespace
         Where its KV is kept, usually `engine.namespace(store)`.
+    fetch
+        Decides what is loaded; `FetchOrRecompute(is_on=False)` always loads. Default: one that
+        is on. Loads differ with it from run to run, outputs do not.
+    near_servers
+        Servers of this node: ``store.topology.servers_of(store.node)``. Default: all are, and
+        then a load from another node is taken for one from here, which is seldom declined.
 
     Raises
     ------
@@ -92,7 +106,14 @@ class PrefixReuse:
         The namespace is one of another layout.
     """
 
-    def __init__(self, engine: TransformersEngine, namespace: Namespace) -> None:
+    def __init__(
+        self,
+        engine: TransformersEngine,
+        namespace: Namespace,
+        *,
+        fetch: FetchOrRecompute | None = None,
+        near_servers: Collection[int] | None = None,
+    ) -> None:
         if namespace.layout != engine.layout:
             raise LayoutMismatchError(
                 f"expected a namespace of the engine's layout ({_brief(engine.layout)}), "
@@ -100,6 +121,8 @@ class PrefixReuse:
             )
         self.engine = engine
         self.namespace = namespace
+        self.fetch = FetchOrRecompute() if fetch is None else fetch
+        self._near_servers = near_servers
 
     def first_token(self, token_ids: TokenIds) -> Answer:
         """Answer a prompt with its first token, reusing the longest prefix that the store has.
@@ -111,14 +134,14 @@ class PrefixReuse:
         """
         start = perf_counter()
         tokens = np.array(token_ids)
-        hit = self.namespace.match(tokens)
+        hit = self._worth_loading(self.namespace.match(tokens))
         matched = perf_counter()
         kv = self.engine.allocate(tokens.size)
         got = self.namespace.load(hit, kv.views(self.engine.layout.block_tokens))
         loaded = perf_counter()
         result = self.engine.prefill(tokens, kv, cached_tokens=got.tokens)
         known = perf_counter()
-        self.namespace.note_prefill(tokens.size - got.tokens, known - loaded)
+        self._note(hit, got, known - loaded)
         return Answer(
             token=result.token,
             logits=result.logits,
@@ -143,7 +166,36 @@ class PrefixReuse:
             The increment is larger than an arena of the store.
         """
         views = answer.kv.views(self.engine.layout.block_tokens)
-        return self.namespace.store(answer.token_ids, views, verified_tokens=answer.loaded_tokens)
+        # A declined prefix is not suspect: it is built upon, as one that was loaded.
+        verified = None if answer.reason == DECLINED else answer.loaded_tokens
+        return self.namespace.store(answer.token_ids, views, verified_tokens=verified)
+
+    def _worth_loading(self, found: Match) -> Match:
+        """Return what was found, or nothing of it where the load is declined."""
+        verdict = self.fetch.judge(
+            prompt_tokens=found.prompt_tokens,
+            have_tokens=0,
+            found_tokens=found.tokens,
+            expected=self._expected(found),
+        )
+        if verdict.fetch or not found.tokens:
+            return found
+        return replace(found, tokens=0, reason=DECLINED, segments=())
+
+    def _expected(self, hit: Match) -> dict[str, int]:
+        if self._near_servers is None:
+            return {"owned": hit.tokens}
+        return expected_sources(hit, self._near_servers, self.engine.layout.block_tokens)
+
+    def _note(self, hit: Match, got: LoadResult, prefill_s: float) -> None:
+        """Tell both cost models what this request took; `hit` is what was to be loaded."""
+        computed = hit.prompt_tokens - got.tokens
+        self.namespace.note_prefill(computed, prefill_s)
+        self.fetch.note_prefill(computed, prefill_s, cached_tokens=got.tokens)
+        if got.tokens:
+            self.fetch.note_load(got.by_source, got.seconds)
+        elif got.reason == "late":
+            self.fetch.note_load(self._expected(hit), got.seconds)
 
 
 def _brief(layout: KVLayout) -> str:

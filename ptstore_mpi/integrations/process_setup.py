@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-import torch
-
 from ptstore_mpi.errors import ConfigError
 
 __all__ = ["default_thread_count", "set_up_process"]
@@ -36,6 +34,8 @@ def set_up_process(thread_count: int) -> None:
     """Pin torch to `thread_count` threads and make short prefills fast; for the whole process."""
     if thread_count < 1:
         raise ConfigError(f"threads: expected at least 1, got {thread_count}")
+    import torch
+
     torch.set_num_threads(thread_count)
     # The suffix of a prompt has a mask, and with one the library repeats the prefix for every
     # query head unless told that the kernel knows grouped queries; on the CPU it does, bit for

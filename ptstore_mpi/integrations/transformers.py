@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.integrations._quiet import quiet
+from ptstore_mpi.integrations.fetch_or_recompute import FetchOrRecompute
 from ptstore_mpi.integrations.kv_buffers import KVBuffers
 from ptstore_mpi.integrations.model_facts import (
     UnsupportedModelError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "FetchOrRecompute",
     "KVBuffers",
     "Prefill",
     "PrefixReuse",

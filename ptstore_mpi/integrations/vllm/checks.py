@@ -1,0 +1,81 @@
+"""Engines that the connector refuses, before anything is stored or loaded.
+
+Owns the refusals: whatever keeps KV that is no plain function of the prefix, or whose parts the
+connector cannot reach, is told so at its start.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ptstore_mpi.errors import ConfigError
+
+__all__ = ["UnsupportedEngineError", "check_engine", "check_groups"]
+
+_FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
+
+
+class UnsupportedEngineError(ConfigError):
+    """The KV of this engine cannot be kept and reused by prefix."""
+
+
+def check_engine(vllm_config: Any) -> None:
+    """Refuse engines by their configuration.
+
+    Raises
+    ------
+    UnsupportedEngineError
+        Naming what was found and what to change.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise _unsupported(f"pipeline parallelism of {parallel.pipeline_parallel_size}", "1")
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name, 1)
+        if size > 1:
+            raise _unsupported(f"{name} of {size}", "1")
+    backend = str(parallel.distributed_executor_backend or "uni")
+    if parallel.tensor_parallel_size > 1 and backend != "external_launcher":
+        raise _unsupported(
+            f"tensor parallelism in processes of vLLM's own ({backend})",
+            "distributed_executor_backend='external_launcher', each rank a client of the store",
+        )
+    if vllm_config.speculative_config is not None:
+        raise _unsupported("speculative decoding", "none")
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0":
+        raise _unsupported(
+            "an engine in a process of its own, which no store can reach",
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0 (`prepare_process` sets it)",
+        )
+    if vllm_config.model_config.attention_chunk_size is not None:
+        raise _unsupported("chunked local attention", "full attention")
+
+
+def check_groups(cache_config: Any) -> None:
+    """Refuse caches that are not of full attention in every layer.
+
+    Raises
+    ------
+    UnsupportedEngineError
+        Naming what was found.
+    """
+    groups = cache_config.kv_cache_groups
+    kinds = sorted({kind for group in groups for kind in _kinds(group.kv_cache_spec)})
+    if len(groups) != 1 or any(kind not in _FULL_ATTENTION for kind in kinds):
+        raise _unsupported(
+            f"{len(groups)} group(s) of {', '.join(kinds)}",
+            "one group of full attention (for some models disable_hybrid_kv_cache_manager=True "
+            "makes one of several)",
+        )
+
+
+def _kinds(spec: Any) -> list[str]:
+    parts = getattr(spec, "kv_cache_specs", None)  # several of one type
+    return [type(part).__name__ for part in (parts.values() if parts else [spec])]
+
+
+def _unsupported(found: str, expected: str) -> UnsupportedEngineError:
+    return UnsupportedEngineError(
+        f"PTStoreConnector cannot work with this engine: found {found}, expected {expected}"
+    )

@@ -1,0 +1,204 @@
+"""Starting and ending an engine of vLLM within a client of a job.
+
+Owns the environment that vLLM needs to run in this process, beside MPI and without a network, and
+the arguments that every engine over a store has in common.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ptstore_mpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+__all__ = ["build_llm", "join_ranks", "kv_transfer_config", "prepare_process", "release", "settle"]
+
+MODULE = "ptstore_mpi.integrations.vllm.connector"
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def prepare_process(threads: int = 1) -> None:
+    """Set the environment in which vLLM runs in this process; call it before vllm is imported.
+
+    What is set already stays, but for the one that keeps the engine in this process.
+
+    Parameters
+    ----------
+    threads
+        Threads that compute, on a CPU.
+
+    Raises
+    ------
+    ConfigError
+        ``threads`` is not at least 1.
+    """
+    if threads < 1:
+        raise ConfigError(f"threads: expected at least 1, got {threads}")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}.items():
+        os.environ.setdefault(name, value)
+
+
+def join_ranks(comm: Any, *, local_rank: int | None = None) -> None:
+    """Make the ranks of a communicator one engine: tensor parallelism by ``external_launcher``.
+
+    Sets what vLLM reads of its launcher; then give `build_llm`
+    ``tensor_parallel_size=comm.Get_size()`` and
+    ``distributed_executor_backend="external_launcher"`` on every rank, and every rank the same
+    requests in the same order. Each is a client of the store and keeps its own shard there.
+    Collective over ``comm``.
+
+    Parameters
+    ----------
+    comm
+        Ranks of the engine, such as a part of ``store.comm``.
+    local_rank
+        Number of this rank's device; None: its place among the ranks of its host, from 0.
+    """
+    hosts = comm.allgather(socket.gethostname())
+    rank = comm.Get_rank()
+    place = hosts[:rank].count(hosts[rank]) if local_rank is None else local_rank
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        address = comm.bcast((_address(hosts), probe.getsockname()[1]), root=0)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(place),
+        "WORLD_SIZE": str(comm.Get_size()),
+        "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": str(address[1]),
+    }
+
+
+def kv_transfer_config(settings: Mapping[str, Any] | None = None) -> Any:
+    """Return vLLM's ``KVTransferConfig`` with `PTStoreConnector`.
+
+    Parameters
+    ----------
+    settings
+        As in `ConnectorSettings`.
+    """
+    from vllm.config import KVTransferConfig
+
+    arguments: dict[str, Any] = {
+        "kv_connector": "PTStoreConnector",
+        "kv_connector_module_path": MODULE,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": dict(settings or {}),
+    }
+    if "kv_load_failure_policy" in getattr(KVTransferConfig, "__dataclass_fields__", {}):
+        arguments["kv_load_failure_policy"] = "recompute"
+    return KVTransferConfig(**arguments)
+
+
+def build_llm(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    kv_cache_bytes: int | None = None,
+    prefix_caching: bool = True,
+    connector: Mapping[str, Any] | None = None,
+    **engine_args: Any,
+) -> LLM:
+    """Build a ``vllm.LLM`` in this process.
+
+    Collective: no; with tensor parallelism over the ranks of the engine.
+
+    Parameters
+    ----------
+    model, dtype, max_model_len
+        As vLLM takes them.
+    kv_cache_bytes
+        Memory for vLLM's own KV cache; None: vLLM's choice.
+    prefix_caching
+        Whether vLLM reuses prefixes of its own cache.
+    connector
+        Settings of `PTStoreConnector`, as in `ConnectorSettings`; None: no connector. With one, a
+        store must be attached.
+    engine_args
+        Anything else that ``vllm.LLM`` takes.
+    """
+    from vllm import LLM
+
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "dtype": dtype,
+        "enable_prefix_caching": prefix_caching,
+        "disable_log_stats": False,  # or requests have no times
+        "enforce_eager": _is_on_cpu(),
+    }
+    if max_model_len is not None:
+        arguments["max_model_len"] = max_model_len
+    if kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = kv_cache_bytes
+    if connector is not None:
+        arguments["kv_transfer_config"] = kv_transfer_config(connector)
+    return LLM(**{**arguments, **engine_args})
+
+
+def settle(llm: LLM, timeout_s: float = 60.0) -> bool:
+    """Wait until everything that was to be saved is, and vLLM has its blocks back.
+
+    vLLM stops stepping when the last request is answered; what is saved after that needs a step
+    more to be noticed. Call it before ``reset_prefix_cache`` and before the end.
+
+    Returns
+    -------
+    bool
+        False: not within ``timeout_s``.
+    """
+    scheduler = _engine_core(llm).scheduler
+    end_s = time.monotonic() + timeout_s
+    while scheduler.has_finished_requests() or _delayed(scheduler):
+        if time.monotonic() > end_s:
+            return False
+        llm.llm_engine.step()
+        time.sleep(0.0005)
+    link = getattr(scheduler.connector, "_link", None)
+    if link is None:
+        return True
+    tasks = [task for record in link.saves.values() for task in record.tasks]
+    return bool(link.thread.wait(tasks, max(end_s - time.monotonic(), 0.0)))
+
+
+def release(llm: LLM) -> None:
+    """End an engine so that another can be built in this process; ``llm`` is of no use after it."""
+    settle(llm)
+    _engine_core(llm).shutdown()
+    llm.llm_engine = None
+    gc.collect()
+
+
+def _address(hosts: list[str]) -> str:
+    return "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+
+
+def _engine_core(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core
+
+
+def _delayed(scheduler: Any) -> bool:
+    return scheduler.connector is not None and len(scheduler.requests) > 0
+
+
+def _is_on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())

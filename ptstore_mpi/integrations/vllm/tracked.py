@@ -1,0 +1,111 @@
+"""Requests as the scheduler's side of the connector follows them. Values; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptstore_mpi import SOURCES, LoadResult, Match, Namespace
+from ptstore_mpi.integrations.vllm.store_thread import Task
+
+__all__ = ["Decision", "Tracked", "facts_of", "refusal_of"]
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """What a request was told, for as much as vLLM had then.
+
+    Attributes
+    ----------
+    have_tokens, external_tokens
+        Leading tokens that vLLM had, and how many beyond them were claimed.
+    match
+        What is to be loaded, of the whole prefix.
+    reason
+        Why no more.
+    """
+
+    have_tokens: int
+    external_tokens: int
+    match: Match
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """A request of the engine, from its first question to its end or preemption.
+
+    Attributes
+    ----------
+    request
+        vLLM's.
+    namespace
+        Where its KV belongs; None where its prompt is no tokens.
+    loads, saves
+        What it wishes, and the settings allow.
+    refusal
+        Why it takes nothing from the store; empty: it may.
+    preemptions
+        How often it was preempted when it was asked about.
+    tokens
+        All its tokens then.
+    match_task, host_task, host, host_skip_tokens, is_host_noted
+        Match, and load into host memory, under way or done, and whether that was counted.
+    worth
+        Tokens that vLLM had, and those of the match that are worth loading then.
+    decision
+        What vLLM was told last.
+    block_ids
+        Its blocks.
+    is_counted, is_prompt_planned
+        Whether its tokens were counted, and its prompt's save was planned.
+    facts
+        What is told of it at its end.
+    """
+
+    request: Any
+    namespace: Namespace | None
+    loads: bool
+    saves: bool
+    refusal: str
+    preemptions: int
+    tokens: npt.NDArray[np.uint32]
+    match_task: Task[Match] | None = None
+    host_task: Task[LoadResult] | None = None
+    host: list[Any] | None = None
+    host_skip_tokens: int = 0
+    is_host_noted: bool = False
+    worth: tuple[int, int] | None = None
+    decision: Decision | None = None
+    block_ids: list[int] = field(default_factory=list)
+    is_counted: bool = False
+    is_prompt_planned: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the request."""
+        return str(self.request.request_id)
+
+
+def refusal_of(request: Any) -> str:
+    """Say why a request takes nothing from the store; empty: it may."""
+    sampling = request.sampling_params
+    if sampling is None:
+        return "pooling"  # wants the hidden state of every token
+    if sampling.prompt_logprobs is not None:
+        return "prompt_logprobs"
+    if getattr(request, "skip_reading_prefix_cache", False):
+        return "skip_reading"
+    return ""
+
+
+def facts_of(by_source: Mapping[str, int], asked: int) -> dict[str, Any]:
+    """Return tokens by source as vLLM hands them to who asked."""
+    facts: dict[str, Any] = {f"{name}_tokens": by_source.get(name, 0) for name in SOURCES}
+    facts["recomputed_tokens"] = asked - sum(by_source.values())
+    return facts

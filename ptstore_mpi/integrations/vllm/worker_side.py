@@ -1,0 +1,236 @@
+"""The worker's side of the connector: carries out what a `StepPlan` says, beside the engine.
+
+Owns the loads and saves under way. Never decides what to load, and never blocks a step for a save;
+the one thing that it waits for is a save whose blocks are given to another request.
+
+::
+
+    begin_step     saves of preempted requests end, before anything overwrites their blocks
+    start_loads    into vLLM's own blocks, in the store's thread
+    wait_for_layer layered loads only: until this layer's tensors are there
+    end_step       saves of this step's prompts are queued; they begin when the step's token is out
+    finished       what has ended, agreed upon by the ranks of the engine
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from ptstore_mpi import LoadResult
+from ptstore_mpi.integrations.vllm.fences import Fence, StepClock
+from ptstore_mpi.integrations.vllm.link import EngineLink
+from ptstore_mpi.integrations.vllm.plans import Load, Prefill, StepPlan
+from ptstore_mpi.integrations.vllm.store_thread import LOAD, Slices
+
+__all__ = ["WorkerSide"]
+
+IDLE_WAIT_S = 0.002
+"""How long a step that computes nothing waits for a load to end."""
+
+_MOST_MEASURED = 64
+_log = logging.getLogger(__name__)
+
+
+class WorkerSide:
+    """Moves blocks for one engine.
+
+    Parameters
+    ----------
+    link
+        What both sides share.
+    is_layered
+        Whether a load is waited for layer by layer, within its step.
+    keeps_orphans
+        As in `SchedulerSide`.
+    """
+
+    def __init__(self, link: EngineLink, *, is_layered: bool, keeps_orphans: bool) -> None:
+        self._link = link
+        self._is_layered = is_layered
+        self._keeps_orphans = keeps_orphans
+        self._plan = StepPlan()
+        self._announced: set[str] = set()
+        self._wrong_blocks: set[int] = set()
+        self._clock: StepClock | None = None
+        self._waited_s = 0.0
+        self._measured: deque[tuple[StepClock, Prefill, float]] = deque(maxlen=_MOST_MEASURED)
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Begin a step: nothing of the preempted requests is read any more after this."""
+        self._plan = plan
+        for name in plan.preempted:
+            self._link.end_saves(name, "preempted")
+
+    def start_clock(self) -> None:
+        """Begin to measure the step, where it says something."""
+        pool = self._link.pool
+        self._waited_s = 0.0
+        if self._plan.prefill is not None and pool is not None:
+            self._clock = StepClock(pool.device)
+
+    def start_loads(self) -> None:
+        """Start the loads of this step."""
+        plans, self._plan.loads = self._plan.loads, []
+        for plan in plans:
+            if plan.host is not None:
+                assert self._link.pool is not None
+                first = plan.skip_tokens // self._link.block_tokens
+                self._link.pool.copy_in(plan.host, plan.block_ids, first)
+                continue
+            load = self._link.loads[plan.request_id] = Load(plan, is_awaited=not self._is_layered)
+            load.task = self._link.thread.submit(self._load(load, self._fence()), LOAD)
+
+    def wait_for_layer(self, layer: str) -> None:
+        """Wait until a layer's blocks are there, or their load has ended short."""
+        pool = self._link.pool
+        if not self._is_layered or pool is None or not self._link.loads:
+            return
+        wanted = pool.layer_ends.get(layer, len(pool.layout.tensors))
+        started = time.perf_counter()
+        for load in list(self._link.loads.values()):
+            self._await(load, wanted)
+        self._waited_s += time.perf_counter() - started
+
+    def end_step(self) -> None:
+        """End a step after its forward pass: queue its saves."""
+        if self._is_layered:
+            for load in list(self._link.loads.values()):
+                self._await(load, None)
+        plans, self._plan.saves = self._plan.saves, []
+        fence = self._fence() if plans else None
+        for plan in plans:
+            self._link.submit_save(plan, fence=fence, hold=True)
+        self._stop_clock()
+
+    def finished(self, ended_requests: Iterable[str]) -> tuple[set[str], set[str]]:
+        """Return requests whose blocks were saved, and whose blocks were loaded, since last time.
+
+        Collective over the ranks of the engine.
+
+        Parameters
+        ----------
+        ended_requests
+            Requests that have ended since last time.
+        """
+        link = self._link
+        link.thread.release_held()
+        self._announced |= set(ended_requests) & link.delayed
+        loads = list(link.loads.values())
+        if self._plan.is_idle and loads:
+            link.thread.wait_for_any([load.task for load in loads if load.task], IDLE_WAIT_S)
+        told = [name for name in link.saves if name in self._announced]
+        own = [_brought(load) for load in loads] + [
+            int(link.saves[name].is_settled) for name in told
+        ]
+        agreed = link.group.smallest(own) if own else []
+        saved = {name for name, flag in zip(told, agreed[len(loads) :], strict=True) if flag}
+        loaded: set[str] = set()
+        for load, tokens in zip(loads, agreed, strict=False):
+            if tokens >= 0:
+                self._end_load(load, tokens, saved, loaded)
+        for name in saved:
+            self._announced.discard(name)
+            link.delayed.discard(name)
+            del link.saves[name]
+        return saved, loaded
+
+    def take_load_errors(self) -> set[int]:
+        """Return vLLM's blocks that were claimed and did not come, since last time."""
+        wrong, self._wrong_blocks = self._wrong_blocks, set()
+        return wrong
+
+    def close(self) -> None:
+        """End everything under way: the engine's memory goes."""
+        link = self._link
+        tasks = [load.task for load in link.loads.values() if load.task is not None]
+        tasks += [task for record in link.saves.values() for task in record.tasks]
+        link.thread.cancel(tasks)
+
+    def _stop_clock(self) -> None:
+        """End the measurement of this step, and take note of those that are known by now."""
+        clock, prefill = self._clock, self._plan.prefill
+        self._clock = self._plan.prefill = None
+        if clock is not None and prefill is not None:
+            clock.stop()
+            self._measured.append((clock, prefill, self._waited_s))
+        while self._measured:
+            clock, prefill, waited_s = self._measured[0]
+            seconds = clock.seconds()
+            if seconds is None:
+                return
+            self._measured.popleft()
+            self._link.fetch.note_prefill(
+                prefill.tokens, max(seconds - waited_s, 0.0), cached_tokens=prefill.cached_tokens
+            )
+
+    def _load(self, load: Load, fence: Fence | None) -> Slices[LoadResult]:
+        plan, thread = load.plan, self._link.thread
+        assert self._link.pool is not None
+        if fence is not None:
+            fence.wait()
+
+        def progress(tensors: int) -> None:
+            load.ready_tensors = tensors
+            thread.notify()
+
+        result = plan.namespace.load(
+            plan.match,
+            self._link.pool.views(plan.block_ids),
+            skip_tokens=plan.skip_tokens,
+            progress=progress if self._is_layered else None,
+        )
+        yield from ()
+        return result
+
+    def _end_load(self, load: Load, tokens: int, saved: set[str], loaded: set[str]) -> None:
+        link, plan = self._link, load.plan
+        name = plan.request_id
+        del link.loads[name]
+        result = _result_of(load)
+        if load.task is not None and load.task.error is not None:
+            _log.error("a load failed; its tokens are computed", exc_info=load.task.error)
+        link.note_load(result, plan.match, have_tokens=plan.skip_tokens)
+        link.results[name] = result
+        if load.is_orphan:
+            link.results.pop(name)
+            (loaded if self._keeps_orphans else saved).add(name)
+            return
+        if tokens < plan.match.tokens:
+            link.failed[name] = tokens
+            first = max(tokens, plan.skip_tokens) // link.block_tokens
+            self._wrong_blocks |= {int(block) for block in plan.block_ids[first:]}
+        if load.is_awaited:
+            loaded.add(name)
+
+    def _await(self, load: Load, tensors: int | None) -> None:
+        """Wait until so many tensors of a load are there; None: until it has ended."""
+        task = load.task
+        assert task is not None
+        limit_s = 2 * self._link.store.config.load_timeout_s
+        self._link.thread.wait_until(
+            lambda: task.is_done or (tensors is not None and load.ready_tensors >= tensors),
+            limit_s,
+        )
+
+    def _fence(self) -> Fence | None:
+        pool = self._link.pool
+        assert pool is not None
+        return Fence.on(pool.device)
+
+
+def _brought(load: Load) -> int:
+    """Return the tokens that a load brought; -1 while it goes on."""
+    return _result_of(load).tokens if load.task is not None and load.task.is_done else -1
+
+
+def _result_of(load: Load) -> LoadResult:
+    """Return what a load brought: nothing where it was cancelled or raised."""
+    task, plan = load.task, load.plan
+    assert task is not None
+    if task.error is not None or task.result is None:
+        skipped = min(plan.skip_tokens, plan.match.prompt_tokens)
+        return LoadResult(skipped, {"engine": skipped}, {}, "error")
+    return task.result
