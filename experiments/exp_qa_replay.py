@@ -3,10 +3,11 @@
     mpiexec -n 4 python -m mpi4py -m experiments.exp_qa_replay --dataset embedded
 
 Driver = parse -> workload(seed) -> run -> record. Every system answers the same requests on the
-same client, batch by batch in turn, so that other load on the machine falls on all alike; the
-first system of a batch, ``vanilla``, is the reference for the outputs of the others. Every pooled
-system has servers and memory of its own (`experiments.common.jobs`). Clients wait for each other
-between turns with naps. Raw samples go into HDF5, flushed after each batch.
+same client, batch by batch; the first one, ``vanilla``, is the reference for the outputs of the
+others. Systems take turns after each batch, so that other load on the machine falls on all alike,
+or, where the engine cannot (`experiments.engines`), after all batches. Every pooled system has
+servers and memory of its own (`experiments.common.jobs`). Clients wait for each other between
+turns with naps. Raw samples go into HDF5, flushed after each batch.
 
 Never averages (that is `experiments.report`), never draws (that is ``plots/``).
 """
@@ -16,19 +17,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import record, report
-from experiments.baselines import (
-    STORE_SETTINGS,
-    WITHIN_NODE,
-    Sample,
-    System,
-    build_system,
-)
+from experiments.baselines import STORE_SETTINGS, WITHIN_NODE, Sample, System
 from experiments.baselines.base import Place
 from experiments.common import meeting, provenance
 from experiments.common.datasets import DatasetError, require_files
@@ -37,24 +32,26 @@ from experiments.common.options import Options, UsageError, parse_options
 from experiments.common.progress import RunProgress
 from experiments.common.ranks import launcher_rank
 from experiments.common.workload import Request, Workload
+from experiments.engines import find_engine
+from experiments.engines.base import Engine, opened
 
 if TYPE_CHECKING:
     from experiments.common.jobs import Member, SystemJob
     from ptstore_mpi import Config
 
 EXPERIMENT = "exp_qa_replay"
-WARM_UP_TOKENS = 64
 
 
 @dataclass(slots=True)
 class Client:
-    """What one client of the run holds."""
+    """What one client of the run holds; `references` are vanilla's answers by request."""
 
     member: Member
-    engine: Any
+    engine: Engine
     systems: list[System]
     workload: Workload
     options: Options
+    references: dict[int, Sample] = field(default_factory=dict)
     run_start_s: float = 0.0
 
 
@@ -85,10 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 where the command line or the data set is wrong.
+        0, or 2 where the command line or the data set is wrong, or the engine not installed.
     """
     try:
         options = parse_options(argv)
+        find_engine(options.engine).require()
         require_files(options.dataset)
         record.require_folder(Path(options.output) / EXPERIMENT)
     except (UsageError, DatasetError, record.RecordError) as error:
@@ -141,11 +139,7 @@ def run_client(member: Member, options: Options, jobs: Mapping[str, SystemJob]) 
         if member.rank == 0:
             print(error, file=sys.stderr, flush=True)
         return Outcome(2, None)
-    try:
-        return Outcome(0, replay(client, jobs))
-    finally:
-        for system in client.systems:
-            system.close()
+    return Outcome(0, replay(client, jobs))
 
 
 def set_up(member: Member, options: Options) -> Client:
@@ -161,21 +155,17 @@ def set_up(member: Member, options: Options) -> Client:
 
         share = default_thread_count(meeting.clients_on_this_host(member.comm))
         options = replace(options, threads=share)
-    folder = find_model(member, options)
+    kind = find_engine(options.engine)
+    kind.prepare_process(options.threads)
+    folder = find_model(member, options.model)
     workload = agree_on_workload(member, options, folder)
-
-    from ptstore_mpi.integrations.transformers import TransformersEngine
-
-    engine = TransformersEngine.from_pretrained(
-        folder, dtype=options.dtype, threads=options.threads
-    )
+    engine = kind.start(folder, options, workload)
     neighbours = meeting.gather_to_all(member.comm, member.node).count(member.node)
     cache_bytes = options.memory_bytes_per_node // neighbours
     systems = [
-        build_system(name, engine=engine, stores=member.stores, cache_bytes=cache_bytes)
+        engine.build_system(name, stores=member.stores, cache_bytes=cache_bytes)
         for name in options.systems
     ]
-    engine.prefill(workload.requests[0].tokens[:WARM_UP_TOKENS])
     return Client(member, engine, systems, workload, options)
 
 
@@ -192,10 +182,15 @@ def replay(client: Client, jobs: Mapping[str, SystemJob]) -> Path | None:
         with progress:
             meeting.meet(member.comm)
             client.run_start_s = time.perf_counter()
-            for batch in range(batch_count):
-                requests = own[batch * options.batch : (batch + 1) * options.batch]
-                turns = list(take_turns(client, batch, requests, progress.advance))
-                _record(file, meeting.gather(member.comm, turns), options.systems)
+            for group in client.engine.rounds(client.systems):
+                with opened(group):
+                    for batch in range(batch_count):
+                        requests = own[batch * options.batch : (batch + 1) * options.batch]
+                        turns = [
+                            take_turn(client, system, batch, requests, progress.advance)
+                            for system in group
+                        ]
+                        _record(file, meeting.gather(member.comm, turns), group)
         counted = meeting.gather(member.comm, _server_counters(client))
         if file is None or counted is None:
             return None
@@ -206,36 +201,45 @@ def replay(client: Client, jobs: Mapping[str, SystemJob]) -> Path | None:
             file.close()
 
 
-def take_turns(
-    client: Client, batch: int, requests: Sequence[Request], advance: Callable[[str], None]
-) -> Iterator[Turn]:
-    """Yield each system's turn over the same requests. Collective: clients meet before each."""
+def take_turn(
+    client: Client,
+    system: System,
+    batch: int,
+    requests: Sequence[Request],
+    advance: Callable[[str], None],
+) -> Turn:
+    """Answer some requests on one system. Collective: clients meet before."""
     member = client.member
     place = Place(member.rank, member.node, batch, client.run_start_s)
-    references: dict[int, Sample] = {}
-    for system in client.systems:
-        store = member.stores.get(system.name)
-        meeting.meet(member.comm)
-        before = record.flatten_counters(store.stats()) if store is not None else {}
-        start_s = time.perf_counter()
-        samples = []
-        for request in requests:
-            sample = system.answer(request, place)
-            system.settle(sample)
-            samples.append(sample)
-            advance(system.name)
-        busy_s = time.perf_counter() - start_s
-        after = record.flatten_counters(store.stats()) if store is not None else {}
-        if system.name == "vanilla":
-            references = {sample.request: sample for sample in samples}
-        for sample in samples:
-            if sample.request in references:
-                sample.compare(references[sample.request])
-        yield Turn(
-            samples=[sample.row() for sample in samples],
-            row={"batch": batch, "client": member.rank, "busy_s": busy_s},
-            counters=record.difference(before, after),
-        )
+    store = member.stores.get(system.name)
+    meeting.meet(member.comm)
+    before = record.flatten_counters(store.stats()) if store is not None else {}
+    start_s = time.perf_counter()
+    samples = []
+    for request in requests:
+        sample = system.answer(request, place)
+        system.settle(sample)
+        samples.append(sample)
+        advance(system.name)
+    busy_s = time.perf_counter() - start_s
+    after = record.flatten_counters(store.stats()) if store is not None else {}
+    _compare(client, system, samples)
+    return Turn(
+        samples=[sample.row() for sample in samples],
+        row={"batch": batch, "client": member.rank, "busy_s": busy_s},
+        counters=record.difference(before, after),
+    )
+
+
+def _compare(client: Client, system: System, samples: Sequence[Sample]) -> None:
+    """Compare answers with vanilla's, which are kept until the last system has given its own."""
+    if system.name == "vanilla":
+        client.references |= {sample.request: sample for sample in samples}
+    for sample in samples:
+        if sample.request in client.references:
+            sample.compare(client.references[sample.request])
+        if system is client.systems[-1]:
+            client.references.pop(sample.request, None)
 
 
 def _server_counters(client: Client) -> dict[str, list[ServerRow]]:
@@ -269,16 +273,16 @@ def _record_servers(
 
 
 def _record(
-    file: record.ResultFile | None, gathered: list[list[Turn]] | None, systems: Sequence[str]
+    file: record.ResultFile | None, gathered: list[list[Turn]] | None, systems: Sequence[System]
 ) -> None:
     if file is None or gathered is None:
         return
     for place, system in enumerate(systems):
         turns = [client_turns[place] for client_turns in gathered]
         samples = [row for turn in turns for row in turn.samples]
-        file.append(record.samples_of(system), samples)
+        file.append(record.samples_of(system.name), samples)
         counters = [turn.counters for turn in turns]
-        file.append_counted(record.batches_of(system), [turn.row for turn in turns], counters)
+        file.append_counted(record.batches_of(system.name), [turn.row for turn in turns], counters)
     file.flush()
 
 
@@ -288,13 +292,14 @@ def _open_file(
     options = client.options
     started_utc = provenance.utc_now()
     settings = {name: _plain(job.settings()) for name, job in jobs.items()}
+    engines = {system.name: system.settings() for system in client.systems}
     attributes = provenance.collect(
-        config={"experiment": options.as_dict(), "store": settings},
+        config={"experiment": options.as_dict(), "store": settings, "engine": engines},
         seed=options.seed,
         clients=hosts,
         started_utc=started_utc,
     )
-    layout = client.engine.layout
+    engine = client.engine
     choices = {name: store.transport_choice for name, store in client.member.stores.items()}
     main_choice = list(choices.values())[-1]
     attributes |= {
@@ -303,12 +308,15 @@ def _open_file(
         "transport_reason": main_choice.reason,
         "transports": json.dumps({name: [c.name, c.reason] for name, c in choices.items()}),
         "systems": ",".join(options.systems),
+        "engine": options.engine,
+        "order": "in turn" if engine.alternates else "one after the other",
+        "compared": engine.compared,
         "dataset": options.dataset,
         "context_tokens": options.context_tokens,
         "dtype": options.dtype,
-        "model_id": client.engine.model_id,
-        "block_tokens": layout.block_tokens,
-        "bytes_per_token": layout.bytes_per_token,
+        "model_id": engine.model_id,
+        "block_tokens": engine.block_tokens,
+        "bytes_per_token": engine.bytes_per_token,
         "memory_bytes_per_node": options.memory_bytes_per_node,
         "requests_count": len(client.workload.requests),
         "workload_sha256": client.workload.digest(),

@@ -18,7 +18,14 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from experiments import record, report_fan_out, report_microbench, report_trace_replay
+from experiments import (
+    record,
+    report_fan_out,
+    report_microbench,
+    report_trace_replay,
+    report_vllm_overhead,
+    report_vllm_ttft,
+)
 from experiments.reading import (
     Columns,
     ReportError,
@@ -37,7 +44,8 @@ LOGIT_DIFFERENCE_LIMIT = 1e-3
 RMA_COUNTER = "rma_bytes"
 DISCARDED_COUNTER = "discarded_bytes"
 _REPORTS: dict[Any, Any] = {
-    module.EXPERIMENT: module for module in (report_fan_out, report_trace_replay)
+    module.EXPERIMENT: module
+    for module in (report_fan_out, report_trace_replay, report_vllm_overhead, report_vllm_ttft)
 }
 
 __all__ = ["ReportError", "find_file", "main", "open_results", "print_report", "summarise"]
@@ -89,7 +97,7 @@ def _summarise_system(file: h5py.File, name: str, vanilla: Columns | None) -> di
     summary["tokens"] = {key: int(columns[f"{key}_tokens"].sum()) for key in TOKENS}
     summary["speedup_by_source"] = _speedup_by_source(columns, vanilla)
     summary[RMA_COUNTER] = counter_total(file, name, RMA_COUNTER)
-    exact = attribute(file, "dtype", "float32") == "float32"
+    exact = attribute(file, "dtype", "float32") == "float32" and _has_logits(file)
     if name == "vanilla":
         summary["outputs_equal"] = True
     elif vanilla is None:
@@ -159,6 +167,10 @@ def _outputs_equal(columns: Columns, *, exact: bool) -> bool:
     return bool(np.all(same & close if exact else same))
 
 
+def _has_logits(file: h5py.File) -> bool:
+    return attribute(file, "compared", "tokens and logits") != "tokens"
+
+
 def counter_total(file: h5py.File, name: str, counter: str) -> int:
     """Sum a counter of the store over batches and clients; 0 where a system has none."""
     group = f"batches/{name}/counters"
@@ -188,11 +200,15 @@ def print_report(path: Path) -> None:
             f"{attribute(file, 'transport_reason', 'unknown')}"
         )
         complete = bool(attribute(file, "complete", False))
+        order = f"engine {attribute(file, 'engine', 'transformers')}: systems answered "
+        order += str(attribute(file, "order", "in turn"))
+        if not _has_logits(file):
+            order += "; of the outputs the first tokens were compared, there are no logits"
         notes = [_rma_note(file, row) for row in rows if row["tokens"]["remote"]]
         notes += [_overhead_note(row) for row in rows if row["match_s"]["mean"] > 0]
     console = Console()
     if not console.is_terminal:
-        console = Console(width=130)
+        console = Console(width=150)
     table = Table(title=title, title_justify="left")
     for heading in ("system", "TTFT mean", "p50", "p90", "match", "load", "prefill", "store",
                     "req/s", "speedup by source", "outputs"):  # fmt: skip
@@ -202,7 +218,7 @@ def print_report(path: Path) -> None:
     console.print(table)
     console.print("seconds; match, load, prefill, store are means; store comes after the token")
     console.print(_tokens_table(rows))
-    for note in (carried, *notes):
+    for note in (order, carried, *notes):
         console.print(note, highlight=False)
     if not complete:
         console.print("[bold]incomplete:[/bold] the run has not ended, or was killed")

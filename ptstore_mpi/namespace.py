@@ -42,6 +42,8 @@ class Namespace:
         Tensors and bytes of a block.
     digest
         16 bytes that root the hashes of this namespace, equal on every rank.
+    near_servers
+        Servers of this client's node; what others own is remote.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Namespace:
     ) -> None:
         self.layout = layout
         self.digest = digest
+        self.near_servers = context.near
         self._transport = transport
         self._context = context
         self._config = context.config

@@ -35,7 +35,9 @@ __all__ = [
 _ON_A_STORE = {system.name: system for system in (PrefixNodeSystem, EvoStoreSystem, PTStoreSystem)}
 
 
-def build_system(name: str, *, engine: Any, stores: Mapping[str, Any], cache_bytes: int) -> System:
+def build_system(
+    name: str, *, engine: Any, stores: Mapping[str, Any], cache_bytes: int, fetch: str = "cost"
+) -> System:
     """Build a system by name.
 
     Parameters
@@ -48,11 +50,13 @@ def build_system(name: str, *, engine: Any, stores: Mapping[str, Any], cache_byt
         A `ptstore_mpi.Store` for each of `STORE_SETTINGS`, by its name.
     cache_bytes : int
         What this client's own cache may hold; used by ``prefix`` only.
+    fetch : str
+        "cost" or "always": whether those on a store decline loads that would not pay.
     """
     if name == "vanilla":
         return VanillaSystem(engine)
     if name == "prefix":
         return PrefixCacheSystem(engine, capacity_bytes=cache_bytes)
     if name in _ON_A_STORE:
-        return _ON_A_STORE[name](engine, stores[name])
+        return _ON_A_STORE[name](engine, stores[name], fetch)
     raise ValueError(f"--systems must be among {', '.join(SYSTEMS)}; given: {name!r}")

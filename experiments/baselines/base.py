@@ -1,7 +1,8 @@
 """What every compared system is: it answers a request with its first token, then settles.
 
 Owns the clock, so that TTFT means the same for all: from the request's arrival to its first token
-on the host, everything between included. Never knows what a system does in between.
+on the host, everything between included. An engine with a clock of its own says what it measured,
+and then times all systems of the run. Never knows what a system does in between.
 """
 
 from __future__ import annotations
@@ -24,15 +25,24 @@ class ConservationError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """What a system returns: a greedy token, its logits, and how the time was spent."""
+    """What a system returns: a greedy token, its logits, and how the time was spent.
+
+    Attributes
+    ----------
+    logits
+        None where the engine does not give them away.
+    ttft_s
+        What the engine's own clock says; None where it has none.
+    """
 
     token: int
-    logits: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32] | None
     match_s: float
     load_s: float
     prefill_s: float
     tokens_by_source: dict[str, int]
     reason: str
+    ttft_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +74,7 @@ class Sample:
     store_reason: str = ""
     same_token: int = -1
     max_abs_logit_diff: float = float("nan")
-    logits: npt.NDArray[np.float32] = field(repr=False)
+    logits: npt.NDArray[np.float32] | None = field(repr=False)
 
     def row(self) -> dict[str, Any]:
         """Return the recorded columns."""
@@ -73,7 +83,8 @@ class Sample:
     def compare(self, reference: Sample) -> None:
         """Set the comparison with the recomputed answer of the same request."""
         self.same_token = int(self.first_token == reference.first_token)
-        self.max_abs_logit_diff = float(np.max(np.abs(self.logits - reference.logits)))
+        if self.logits is not None and reference.logits is not None:
+            self.max_abs_logit_diff = float(np.max(np.abs(self.logits - reference.logits)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +98,17 @@ class Place:
 
 
 class System(ABC):
-    """One compared system on one client. `answer` and `settle` alternate."""
+    """One compared system on one client: `open`, `answer` and `settle` in turn, `close`."""
 
     name: ClassVar[str]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of an engine of its own, for the record."""
+        return {}
+
+    def open(self) -> None:
+        """Get ready to answer."""
+        return
 
     @abstractmethod
     def first_token(self, request: Request) -> FirstToken:
@@ -113,7 +132,7 @@ class System(ABC):
         """
         start_s = time.perf_counter()
         first = self.first_token(request)
-        ttft_s = time.perf_counter() - start_s
+        waited_s = time.perf_counter() - start_s
         asked = len(request.tokens)
         by_source = {source: first.tokens_by_source.get(source, 0) for source in SOURCES}
         token_columns: dict[str, Any] = {f"{key}_tokens": n for key, n in by_source.items()}
@@ -127,7 +146,7 @@ class System(ABC):
             document=request.document,
             question=request.question,
             start_s=start_s - place.run_start_s,
-            ttft_s=ttft_s,
+            ttft_s=waited_s if first.ttft_s is None else first.ttft_s,
             match_s=first.match_s,
             load_s=first.load_s,
             prefill_s=first.prefill_s,

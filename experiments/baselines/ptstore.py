@@ -17,11 +17,15 @@ class PTStoreSystem(System):
 
     name = "ptstore"
 
-    def __init__(self, engine: Any, store: Any) -> None:
+    def __init__(self, engine: Any, store: Any, fetch: str = "cost") -> None:
         # Imported here: the other systems, the report and the plots need no engine.
-        from ptstore_mpi.integrations.transformers import PrefixReuse
+        from ptstore_mpi.integrations.transformers import FetchOrRecompute, PrefixReuse
 
-        self._reuse = PrefixReuse(engine, engine.namespace(store))
+        self._reuse = PrefixReuse(
+            engine,
+            engine.namespace(store),
+            fetch=FetchOrRecompute(is_on=fetch == "cost"),
+        )
         self._answer: Any = None
 
     def first_token(self, request: Request) -> FirstToken:

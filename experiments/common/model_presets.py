@@ -20,7 +20,9 @@ DeepSeek-V3   ``config.json`` of deepseek-ai/DeepSeek-V3 and its report, arXiv 2
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -33,6 +35,28 @@ class GroupedAttention:
     kv_heads: int
     head_dim: int
     dtype: str
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], dtype: str) -> GroupedAttention:
+        """Read a model's ``config.json``.
+
+        Raises
+        ------
+        ValueError
+            It does not say what is needed, or has latent attention.
+        """
+        try:
+            heads = int(config["num_attention_heads"])
+            head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
+            kv_heads = config.get("num_key_value_heads") or heads
+            found = cls(int(config["num_hidden_layers"]), int(kv_heads), int(head_dim), dtype)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(
+                f"its config.json describes no attention with heads: {error!r}"
+            ) from None
+        if "kv_lora_rank" in config or min(found.layers, found.kv_heads, found.head_dim) < 1:
+            raise ValueError("its config.json describes no attention with key-value heads")
+        return found
 
     @property
     def bytes_per_token(self) -> int:

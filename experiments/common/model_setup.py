@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["agree_on_workload", "find_model"]
 
 
-def find_model(member: Member, options: Options) -> Path:
+def find_model(member: Member, model: str) -> Path:
     """Return the model's folder; client 0 prepares the embedded one before the others look."""
-    if options.model:
-        return Path(options.model)
+    if model:
+        return Path(model)
     from ptstore_mpi.integrations import smollm2
 
     if member.rank == 0:

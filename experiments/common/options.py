@@ -13,10 +13,12 @@ from typing import Any, NoReturn
 from experiments.baselines import DEFAULT_SYSTEMS, SYSTEMS
 from experiments.common.datasets import DATA_VARIABLE, DATASETS
 from experiments.common.workload import ROUTINGS, Popularity, WorkloadError
+from experiments.engines import ENGINES
 from ptstore_mpi.cache.policies.factory import POLICY_NAMES
 
 PLACEMENTS = ("local", "random", "least_loaded")
 POLICIES = (*POLICY_NAMES, "none")
+FETCHES = ("cost", "always")
 DTYPES = ("float32", "bfloat16", "float16")
 MOST = 10_000_000  # of whatever is counted: a slip of the finger, not a run
 MOST_THREADS = 256
@@ -39,12 +41,14 @@ class Options:
     systems: tuple[str, ...]
     memory_bytes_per_node: int
     batch: int
+    engine: str
     model: str
     dtype: str
     threads: int
     seed: int
     output: str
     placement: str
+    fetch: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for the record."""
@@ -188,11 +192,24 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
         "default": "local",
         "help": "which server owns what is stored",
     },
+    "--fetch": {
+        "choices": FETCHES,
+        "default": "cost",
+        "help": "cost: what would take longer to load than to compute, as measured in the run, is "
+        "computed; always: what is found is loaded",
+    },
     "--batch": {
         "type": positive,
         "default": 3,
         "metavar": "COUNT",
-        "help": "requests per client before the next system has its turn",
+        "help": "requests per client before the next system has its turn, with --engine vllm "
+        "before they are recorded",
+    },
+    "--engine": {
+        "choices": ENGINES,
+        "default": "transformers",
+        "help": "what computes: transformers, on the CPU, systems in turn; or vllm, an engine for "
+        "each system, one after the other",
     },
     "--model": {
         "default": "",

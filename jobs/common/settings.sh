@@ -10,6 +10,8 @@
 : "${JOB_CLIENTS=4}"  # clients on a node: one per GPU
 : "${JOB_GPUS=}"  # GPU of each client of a node (0:1:2:3); empty: none
 : "${JOB_THREADS=1}"  # compute threads of a client
+: "${JOB_ENGINE=transformers}"  # what computes: transformers, on the CPU; or vllm
+: "${JOB_DTYPE=float32}"  # of weights and KV: float32, bfloat16 or float16
 : "${JOB_MODEL=}"  # folder of a Hugging Face model with tokenizer.json; empty: the embedded one
 : "${JOB_DATASET=embedded}"  # squad, wikiqa and cmu_wiki_qa are read from PTSTORE_DATA
 : "${JOB_CONTEXT_TOKENS=2000}"  # document tokens in each prompt

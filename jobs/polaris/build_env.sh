@@ -2,6 +2,7 @@
 # Builds .venv for Polaris; run once on a login node, anywhere in the repository.
 #
 #   jobs/polaris/build_env.sh
+#   JOB_ENGINE=vllm jobs/polaris/build_env.sh      and .venv-vllm, with vLLM for the GPUs
 #
 # mpi4py is compiled against cray-mpich, our C++ core with the GNU compiler and without MPI; the
 # versions are those of constraints.txt. Ends by preparing the embedded model, because compute
@@ -30,13 +31,24 @@ export MPICC=cc PIP_NO_BINARY=mpi4py PIP_NO_CACHE_DIR=1
 export CC=gcc CXX=g++ PYTHONNOUSERSITE=1
 make MPI=site PYTHON=python3 setup model
 
-# Asks the library for its name without starting MPI, which a login node may not do.
-library=$(.venv/bin/python -c '
+# check_mpi VENV: asks the library for its name without starting MPI, which a login node may not do.
+check_mpi() {
+  local library
+  library=$("$1/bin/python" -c '
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version().strip("\0\n ").splitlines()[0])')
-echo "mpi4py uses: $library"
-[[ ${library^^} == *CRAY* ]] ||
-  die "expected mpi4py over cray-mpich, got '$library': rm -rf .venv and build again"
+  echo "mpi4py uses: $library"
+  [[ ${library^^} == *CRAY* ]] ||
+    die "expected mpi4py over cray-mpich, got '$library': rm -rf $1 and build again"
+}
+
+check_mpi .venv
+if [[ $JOB_ENGINE == vllm ]]; then
+  # Apart: vLLM wants versions of its own. Its wheel brings the CUDA libraries it was built with.
+  python3 -m venv .venv-vllm
+  .venv-vllm/bin/python -m pip install --quiet 'vllm>=0.32,<0.33' -e '.[experiments]'
+  check_mpi .venv-vllm
+fi
 echo "Next: qsub -A PROJECT jobs/polaris/first_job.pbs"

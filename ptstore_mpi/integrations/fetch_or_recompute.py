@@ -331,7 +331,7 @@ def expected_sources(
     match
         What was found.
     near_servers
-        Servers of this client's node: ``store.topology.servers_of(store.node)``.
+        Servers of this client's node: ``Namespace.near_servers``.
     block_tokens
         Tokens per block of the layout.
     skip_tokens

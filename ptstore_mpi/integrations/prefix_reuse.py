@@ -13,7 +13,7 @@ A load that would take longer than the prefill that it saves is declined: see
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -96,9 +96,6 @@ class PrefixReuse:
     fetch
         Decides what is loaded; `FetchOrRecompute(is_on=False)` always loads. Default: one that
         is on. Loads differ with it from run to run, outputs do not.
-    near_servers
-        Servers of this node: ``store.topology.servers_of(store.node)``. Default: all are, and
-        then a load from another node is taken for one from here, which is seldom declined.
 
     Raises
     ------
@@ -112,7 +109,6 @@ class PrefixReuse:
         namespace: Namespace,
         *,
         fetch: FetchOrRecompute | None = None,
-        near_servers: Collection[int] | None = None,
     ) -> None:
         if namespace.layout != engine.layout:
             raise LayoutMismatchError(
@@ -122,7 +118,6 @@ class PrefixReuse:
         self.engine = engine
         self.namespace = namespace
         self.fetch = FetchOrRecompute() if fetch is None else fetch
-        self._near_servers = near_servers
 
     def first_token(self, token_ids: TokenIds) -> Answer:
         """Answer a prompt with its first token, reusing the longest prefix that the store has.
@@ -183,9 +178,8 @@ class PrefixReuse:
         return replace(found, tokens=0, reason=DECLINED, segments=())
 
     def _expected(self, hit: Match) -> dict[str, int]:
-        if self._near_servers is None:
-            return {"owned": hit.tokens}
-        return expected_sources(hit, self._near_servers, self.engine.layout.block_tokens)
+        near = self.namespace.near_servers
+        return expected_sources(hit, near, self.engine.layout.block_tokens)
 
     def _note(self, hit: Match, got: LoadResult, prefill_s: float) -> None:
         """Tell both cost models what this request took; `hit` is what was to be loaded."""

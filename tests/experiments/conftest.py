@@ -31,14 +31,23 @@ def data_folder():
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """A folder as Hugging Face's: random weights, and a tokenizer whose tokens are bytes."""
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def wide_model_folder(tmp_path_factory):
+    """The same with heads as wide as the kernels of vLLM want them."""
+    return make_model(tmp_path_factory.mktemp("model"), hidden_size=256)
+
+
+def make_model(folder, hidden_size=64):
     torch = pytest.importorskip("torch", reason="the driver runs a model")
     transformers = pytest.importorskip("transformers", reason="the driver runs a model")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        vocab_size=256, hidden_size=hidden_size, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
         initializer_range=0.2,
     )  # fmt: skip

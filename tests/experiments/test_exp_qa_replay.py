@@ -17,6 +17,7 @@ BLOCK_TOKENS = 16
 TOY = [
     "--dataset", "embedded", "--context-tokens", "96", "--documents", "3", "--requests", "8",
     "--memory-bytes-per-node", "16MiB", "--batch", "3", "--threads", "1", "--seed", "4",
+    "--fetch", "always",  # the model is so small that computing can be faster than loading
 ]  # fmt: skip
 
 
@@ -94,6 +95,25 @@ def test_one_seed_is_one_run(run_driver):
             names = ("request", "document", "first_token", "owned_tokens", "stored_bytes")
             columns.append({name: group[name][:].tolist() for name in names})
         assert columns[0] == columns[-1]
+
+
+@pytest.mark.parametrize("fetch", ["cost", "always"])
+def test_outputs_are_equal_whether_loads_are_declined_or_not(run_driver, monkeypatch, fetch):
+    from ptstore_mpi.integrations.transformers import FetchOrRecompute
+
+    honest = FetchOrRecompute.note_load
+
+    def note_load(self, by_source, seconds):
+        for _ in range(5):
+            honest(self, by_source, 1e3)
+
+    monkeypatch.setattr(FetchOrRecompute, "note_load", note_load)
+    path, rows = run_driver("--fetch", fetch)
+    with h5py.File(path) as file:
+        assert json.loads(file.attrs["config"])["experiment"]["fetch"] == fetch
+        reasons = file["samples/ptstore/reason"].asstr()[:].tolist()
+    assert ("declined" in reasons) == (fetch == "cost")
+    assert {row["outputs_equal"] for row in rows.values()} == {True}
 
 
 def test_nothing_is_reused_where_every_prompt_is_distinct(run_driver):
@@ -188,6 +208,7 @@ def test_an_error_in_a_system_leaves_the_flushed_batches(run_driver, monkeypatch
         (["--memory-bytes-per-node", "0"], "expected a size above 0"),
         (["--context-tokens", "0"], "expected a whole number of at least 1"),
         (["--routing", "psychic"], "invalid choice"),
+        (["--fetch", "never"], "--fetch: invalid choice"),
         (["--seed", "-3"], "--seed: expected a whole number of at least 0"),
         (["--threads", "-1"], "--threads: expected a whole number of at least 0"),
         (["--model", "/nowhere"], "--model: expected a folder with config.json"),

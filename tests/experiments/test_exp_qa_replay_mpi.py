@@ -17,6 +17,7 @@ DRIVER = ["-m", "experiments.exp_qa_replay"]
 TOY = [
     "--dataset", "embedded", "--context-tokens", "96", "--documents", "3", "--requests", "12",
     "--memory-bytes-per-node", "16MiB", "--batch", "2", "--threads", "1", "--seed", "4",
+    "--fetch", "always",
 ]  # fmt: skip
 
 

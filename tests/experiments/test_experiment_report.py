@@ -59,6 +59,20 @@ def test_one_differing_request_makes_outputs_differ(tmp_path, change):
     assert rows["prefix"]["outputs_equal"] is True
 
 
+@pytest.mark.parametrize(("same_token", "equal"), [(1, True), (0, False)])
+def test_where_there_were_no_logits_tokens_decide(tmp_path, capsys, same_token, equal):
+    samples = made.usual_samples()
+    for row in samples["ptstore"]:
+        row["max_abs_logit_diff"] = float("nan")
+    samples["ptstore"][2]["same_token"] = same_token
+    path = made.write(tmp_path, samples)
+    with h5py.File(path, "r+") as file:
+        file.attrs["compared"] = "tokens"
+    assert summaries(path)["ptstore"]["outputs_equal"] is equal
+    assert report.main([str(path)]) == 0
+    assert "there are no logits" in capsys.readouterr().out
+
+
 def test_a_difference_of_the_limit_is_equal(tmp_path):
     samples = made.usual_samples()
     samples["ptstore"][2]["max_abs_logit_diff"] = report.LOGIT_DIFFERENCE_LIMIT

@@ -101,6 +101,7 @@ def test_copies_of_a_hot_set_spare_the_wire(run_on_hosts, model_folder, tmp_path
         *("--dataset", "embedded", "--context-tokens", "128", "--documents", "4"),
         *("--popularity", "uniform", "--requests", "48", "--batch", "3", "--threads", "1"),
         *("--memory-bytes-per-node", "16MiB", "--model", str(model_folder)),
+        *("--fetch", "always"),
         *("--output", str(tmp_path)),
         ranks=3,
     )

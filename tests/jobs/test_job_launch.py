@@ -56,6 +56,7 @@ def test_the_main_job_on_polaris_as_it_is_submitted(machine, model_folder):
     assert given["--requests"] == str(8 * 4 * 64)
     assert given["--threads"] == "7"
     assert given["--systems"] == "vanilla,prefix,evostore,ptstore"
+    assert (given["--engine"], given["--dtype"]) == ("transformers", "float32")
     assert given["--output"] == machine.environment["JOB_RESULTS"]
     for entry in (stage, clean):
         assert (entry["options"]["-n"], entry["options"]["--ppn"]) == ("8", "1")
@@ -173,6 +174,25 @@ def test_the_job_on_slurm(machine, model_folder):
     assert replay["environment"]["JOB_GPUS"] == "0:1:2:3"
 
 
+def test_the_main_job_with_vllm_and_the_model_of_the_paper(machine, model_folder):
+    machine.pbs(*HOSTS)
+    venv = machine.folder / "venv-vllm"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(machine.put("python-with-vllm", "#!/bin/bash\nexit 0\n"))
+    done = machine.run(
+        "jobs/polaris/qa_replay.pbs",
+        JOB_MODEL=str(model_folder), JOB_ENGINE="vllm", JOB_DTYPE="bfloat16", JOB_VENV=str(venv),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *_, replay, clean = machine.launches()
+    given = options_of(replay["program"])
+    assert (given["--engine"], given["--dtype"]) == ("vllm", "bfloat16")
+    assert given["--systems"] == "vanilla,prefix,evostore,ptstore"
+    assert replay["program"][1] == f"{venv}/bin/python"
+    for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"):  # not in a home that all nodes share
+        assert replay["environment"][name].startswith(clean["program"][-1])
+
+
 @pytest.mark.parametrize(
     ("hosts", "settings", "complaint"),
     [
@@ -185,6 +205,12 @@ def test_the_job_on_slurm(machine, model_folder):
         (HOSTS[:2], {"JOB_NODE_COUNTS": "2:x"}, "expected a whole number of at least 1, given 'x'"),
         (HOSTS[:2], {"JOB_DATASET": "squad"}, "expected the folder squad in PTSTORE_DATA"),
         (HOSTS[:2], {"JOB_ARGS": "--systems vanilla"}, "JOB_ARGS: how many ranks serve depends"),
+        (
+            HOSTS[:2],
+            {"JOB_ENGINE": "tgi"},
+            "JOB_ENGINE: expected transformers or vllm, given 'tgi'",
+        ),
+        (HOSTS[:2], {"JOB_ENGINE": "vllm"}, "JOB_ENGINE=vllm: vLLM is not installed in "),
         (HOSTS[:2], {"JOB_MODULES": "conda"}, "there is no command 'module'"),
         (HOSTS[:2], {"JOB_SETTINGS": "/nowhere"}, "JOB_SETTINGS: expected a file"),
         (HOSTS[:2], {"PBS_NODEFILE": ""}, "expected to run inside a PBS job"),
@@ -229,19 +255,26 @@ def build(machine):
     """Return a function that builds the environment of a copy of jobs/ with recording tools."""
     clone = machine.folder / "clone"
     shutil.copytree(ROOT / "jobs", clone / "jobs")
-    (clone / ".venv" / "bin").mkdir(parents=True)
     for name in ("module", "conda"):
         machine.put(name, f"#!/bin/bash\necho {name} $* >>{machine.log}\n")
     variables = "$MPICC $PIP_NO_BINARY $CC $CXX $OMP_NUM_THREADS"
     machine.put("make", f'#!/bin/bash\necho "make $* : {variables}" >>{machine.log}\n')
 
-    def run(*, python_status=0, library="MPI VERSION    : CRAY MPICH version 9.0.1.0 (ANL 4.1)"):
+    def run(
+        *,
+        python_status=0,
+        library="MPI VERSION    : CRAY MPICH version 9.0.1.0 (ANL 4.1)",
+        **settings,
+    ):
         machine.put("python3", f"#!/bin/bash\nexit {python_status}\n")
-        machine.put("python", f'#!/bin/bash\necho "{library}"\n').rename(
-            clone / ".venv" / "bin" / "python"
-        )
+        for venv in (".venv", ".venv-vllm"):
+            (clone / venv / "bin").mkdir(parents=True, exist_ok=True)
+            pip = f'[[ $2 != pip ]] || {{ echo "{venv} $* : {variables}" >>{machine.log}; exit; }}'
+            machine.put("python", f'#!/bin/bash\n{pip}\necho "{library}"\n').rename(
+                clone / venv / "bin" / "python"
+            )
         del machine.environment["JOB_MODULES"]
-        return machine.run(clone / "jobs" / "polaris" / "build_env.sh")
+        return machine.run(clone / "jobs" / "polaris" / "build_env.sh", **settings)
 
     return run
 
@@ -255,6 +288,14 @@ def test_the_environment_is_built_with_the_compilers_of_polaris(machine, build):
         "make MPI=site PYTHON=python3 setup model : cc mpi4py gcc g++ 4",
     ]  # fmt: skip
     assert "first_job.pbs" in done.stdout
+
+
+def test_vllm_has_an_environment_of_its_own_over_the_same_mpi(machine, build):
+    done = build(JOB_ENGINE="vllm")
+    assert done.returncode == 0, done.stderr
+    pip = "-m pip install --quiet vllm>=0.32,<0.33 -e .[experiments]"
+    assert machine.log.read_text().splitlines()[-1] == f".venv-vllm {pip} : cc mpi4py gcc g++ 4"
+    assert done.stdout.count("mpi4py uses: MPI VERSION    : CRAY MPICH") == 2
 
 
 def test_an_environment_over_another_mpi_or_an_old_python_is_refused(machine, build):

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from ptstore_mpi import KVLayout, TensorSpec, TensorView
 from ptstore_mpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["BlockPool"]
 
@@ -105,12 +107,16 @@ class BlockPool:
 
     def host_buffers(self, block_count: int) -> list[Tensor]:
         """Return uninitialised tensors ``[block_count, ...]`` in host memory, as the pages are."""
+        import torch
+
         return [
             torch.empty((block_count, *pages.shape[1:]), dtype=pages.dtype) for pages in self._pages
         ]
 
     def copy_in(self, host: list[Tensor], block_ids: BlockIds, first_block: int) -> None:
         """Copy host buffers from ``first_block`` on to the blocks of a table."""
+        import torch
+
         index = torch.from_numpy(block_ids[first_block:]).to(self.device)
         for pages, buffer in zip(self._pages, host, strict=True):
             pages.index_copy_(0, index, buffer[first_block : len(block_ids)].to(self.device))
@@ -123,6 +129,8 @@ class BlockPool:
 def _pages_of(
     layer: str, cache: Tensor, block_count: int | None, splits_kv: bool
 ) -> Iterator[tuple[str, Tensor]]:
+    import torch
+
     shape = tuple(cache.shape)
     if cache.element_size() == 1:
         cache = cache.view(torch.uint8)  # 8-bit floats have no DLPack type everywhere

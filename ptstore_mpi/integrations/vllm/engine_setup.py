@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +24,13 @@ __all__ = ["build_llm", "join_ranks", "kv_transfer_config", "prepare_process", "
 
 MODULE = "ptstore_mpi.integrations.vllm.connector"
 
+_CPU_CACHE_BYTES = 1 << 30
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns dozens of times for every engine
 }
 
 
@@ -52,6 +54,8 @@ def prepare_process(threads: int = 1) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
+    if "torch" in sys.modules:  # it has read the environment already
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def join_ranks(comm: Any, *, local_rank: int | None = None) -> None:
@@ -126,7 +130,8 @@ def build_llm(
     model, dtype, max_model_len
         As vLLM takes them.
     kv_cache_bytes
-        Memory for vLLM's own KV cache; None: vLLM's choice.
+        Memory for vLLM's own KV cache; None: on a CPU 1 GiB, where vLLM would take nearly all that
+        there is, on a device vLLM's choice.
     prefix_caching
         Whether vLLM reuses prefixes of its own cache.
     connector
@@ -146,6 +151,8 @@ def build_llm(
     }
     if max_model_len is not None:
         arguments["max_model_len"] = max_model_len
+    if kv_cache_bytes is None and _is_on_cpu():
+        kv_cache_bytes = _CPU_CACHE_BYTES
     if kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = kv_cache_bytes
     if connector is not None:

@@ -8,9 +8,10 @@ The CUDA side was **not yet run on a device**.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Fence", "StepClock"]
 
@@ -26,12 +27,16 @@ class Fence:
         """Return a fence behind what is under way on a device; None: nothing ever is."""
         if device.type != "cuda":
             return None
+        import torch
+
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return cls(event)
 
     def wait(self) -> None:
         """Make the stream of the calling thread wait; copies of the store wait for that one."""
+        import torch
+
         torch.cuda.current_stream().wait_event(self._event)
 
 
@@ -42,6 +47,8 @@ class StepClock:
         self._events: tuple[Any, Any] | None = None
         self._started_s = self._seconds = time.perf_counter()
         if device.type == "cuda":
+            import torch
+
             new: Any = torch.cuda.Event
             self._events = (new(enable_timing=True), new(enable_timing=True))
             self._events[0].record()

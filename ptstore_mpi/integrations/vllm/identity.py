@@ -12,11 +12,12 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ptstore_mpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["engine_identity", "folder_digest", "instruction_set", "request_identity"]
 
@@ -80,6 +81,8 @@ def request_identity(request: Any) -> dict[str, str]:
 
 def instruction_set(dtype: torch.dtype, block_tokens: int) -> str:
     """Return what decides how a block is packed and computed on this processor or device."""
+    import torch
+
     if torch.cuda.is_available():
         return "cuda-{}.{}".format(*torch.cuda.get_device_capability())
     try:
@@ -110,10 +113,16 @@ def folder_digest(folder: Path) -> str:
         )
     state = hashlib.sha256()
     for file in files:
-        with file.open("rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
-        state.update(f"{file.name} {content};".encode())
+        stat = file.stat()
+        state.update(f"{file.name} {_file_digest(file, stat.st_size, stat.st_mtime_ns)};".encode())
     return state.hexdigest()[:_DIGITS]
+
+
+@lru_cache
+def _file_digest(file: Path, nbytes: int, changed_ns: int) -> str:
+    """Return a file's digest, read once as long as it stays as it is."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _model_id(model: Any, load: Any) -> str:

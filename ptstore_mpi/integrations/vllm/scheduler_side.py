@@ -29,6 +29,7 @@ __all__ = ["SchedulerSide"]
 T = TypeVar("T")
 
 _MOST_HOST_LOADS = 2
+_LATER_WAIT_S = 0.001
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +92,7 @@ class SchedulerSide:
         tracked.facts |= {
             "reason": decision.reason,
             "match_s": task.result.seconds if task is not None and task.result else 0.0,
+            "load_s": tracked.facts.get("load_s", 0.0),
         }
         if external_tokens > 0:
             return
@@ -248,10 +250,11 @@ class SchedulerSide:
     def _found(self, tracked: Tracked) -> Match | None:
         link, namespace = self._link, tracked.namespace
         assert namespace is not None
+        wait_s = min(link.settings.match_wait_s, _LATER_WAIT_S)
         if tracked.match_task is None:
-            tokens = tracked.tokens
+            tokens, wait_s = tracked.tokens, link.settings.match_wait_s
             tracked.match_task = link.thread.submit(at_once(lambda: namespace.match(tokens)), MATCH)
-        link.thread.wait([tracked.match_task], link.settings.match_wait_s)
+        link.thread.wait([tracked.match_task], wait_s)
         return _outcome(tracked.match_task, Match(0, len(tracked.tokens), "error"))
 
     def _worth(self, tracked: Tracked, found: Match, have_tokens: int) -> int:
@@ -288,7 +291,7 @@ class SchedulerSide:
                 )
         task = tracked.host_task
         if task is not None:
-            link.thread.wait([task], link.settings.match_wait_s)
+            link.thread.wait([task], min(link.settings.match_wait_s, _LATER_WAIT_S))
         result = None if task is None else _outcome(task, LoadResult(0, {}, {}, "error"))
         (agreed,) = link.group.smallest([-1 if result is None else result.tokens])
         if agreed < 0 or result is None:

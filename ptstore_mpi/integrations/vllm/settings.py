@@ -36,15 +36,14 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     save_slice_tokens
         Tokens that are stored at once; a match goes first after each slice.
     match_wait_s
-        How long a step waits for a match before it goes on without this request, s.
+        How long a step waits for a match when it is first asked about a request, s; then it goes on
+        without it, and the request misses a step. Matches take less than 1 ms where servers answer.
     model_id
         Name of weights and revision; empty: a digest of the model's files.
     weight_epoch
         Number of the weights, where a running job changes them; `reset_cache` adds 1.
     salt
         Sets tenants apart.
-    api
-        For a version of vLLM that was not tested: the one to treat it like, such as ``0.32``.
     """
 
     load: Literal["auto", "async", "layered", "verified"] = "auto"
@@ -52,11 +51,10 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     save: Literal["prompt", "all", "none"] = "prompt"
     save_queue_tokens: Count = 1 << 17
     save_slice_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    match_wait_s: Seconds = 0.002
+    match_wait_s: Seconds = 0.02
     model_id: str = ""
     weight_epoch: Count = 0
     salt: str = ""
-    api: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> ConnectorSettings:

@@ -45,11 +45,15 @@ def make_reuse(store: Store):
     import torch
     from tiny_model import tiny_llama
 
-    from ptstore_mpi.integrations.transformers import PrefixReuse, TransformersEngine
+    from ptstore_mpi.integrations.transformers import (
+        FetchOrRecompute,
+        PrefixReuse,
+        TransformersEngine,
+    )
 
     torch.set_num_threads(1)
     engine = TransformersEngine(tiny_llama(), model_id="tiny")
-    return PrefixReuse(engine, engine.namespace(store))
+    return PrefixReuse(engine, engine.namespace(store), fetch=FetchOrRecompute(is_on=False))
 
 
 def stop_for_a_while() -> None:

@@ -1,0 +1,1 @@
+"""The parts of `exp_vllm_ttft`."""
