@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ptstore_mpi.integrations.vllm.attachment import current_attachment
-from ptstore_mpi.integrations.vllm.checks import check_engine, check_groups
+from ptstore_mpi.integrations.vllm.checks import check_engine, check_groups, check_order
 from ptstore_mpi.integrations.vllm.group import TorchGroup
 from ptstore_mpi.integrations.vllm.link import EngineLink
 from ptstore_mpi.integrations.vllm.plans import StepPlan
@@ -67,6 +67,8 @@ class Api:
         mode = settings.load if settings.load != "auto" else "async"
         if not self.REPORTS_LOAD_ERRORS:
             mode = "verified"
+        if mode == "layered":
+            check_order(vllm_config)
         if is_worker:
             if vllm_config.parallel_config.tensor_parallel_size > 1:
                 from vllm.distributed.parallel_state import get_tp_group

@@ -41,7 +41,7 @@ class BlockPool:
     layout
         One tensor per layer, or two, with vLLM's block size.
     shape
-        Names what a block looks like, for the namespace: shapes, strides and dtypes.
+        Names what a block looks like, for the namespace: shapes, axes as they lie, and dtypes.
     layer_ends
         By layer's name: how many leading tensors of the layout a layer and all before it have.
     """
@@ -82,11 +82,11 @@ class BlockPool:
             if key in seen:  # layers that share their cache
                 self.layer_ends[layer] = seen[key]
                 continue
-            for kind, pages in _pages_of(layer, cache, block_count, splits_kv):
+            for kind, pages, order in _pages_of(layer, cache, block_count, splits_kv):
                 self._pages.append(pages)
                 block_bytes = math.prod(pages.shape[1:]) * pages.element_size()
                 specs.append(TensorSpec(f"{layer}.{kind}", block_bytes))
-                facts.append(f"{kind}{list(pages.shape[1:])}:{pages.dtype}")
+                facts.append(f"{kind}{list(pages.shape[1:])}{order}:{pages.dtype}")
             self.layer_ends[layer] = seen[key] = len(specs)
         if not specs:
             raise ConfigError("expected the KV caches of at least one layer, vLLM registered none")
@@ -128,21 +128,21 @@ class BlockPool:
 
 def _pages_of(
     layer: str, cache: Tensor, block_count: int | None, splits_kv: bool
-) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, Tensor, list[int]]]:
     import torch
 
     shape = tuple(cache.shape)
     if cache.element_size() == 1:
         cache = cache.view(torch.uint8)  # 8-bit floats have no DLPack type everywhere
     if splits_kv and len(shape) > 2 and shape[0] == 2 and shape[1] % (block_count or 1) == 0:
-        yield "key", _blocks_first(layer, cache[0], block_count)
-        yield "value", _blocks_first(layer, cache[1], block_count)
+        yield "key", *_blocks_first(layer, cache[0], block_count)
+        yield "value", *_blocks_first(layer, cache[1], block_count)
     else:
-        yield "kv", _blocks_first(layer, cache, block_count)
+        yield "kv", *_blocks_first(layer, cache, block_count)
 
 
-def _blocks_first(layer: str, pages: Tensor, block_count: int | None) -> Tensor:
-    """Return ``[blocks, ...]`` with the axes of a block in the order of memory."""
+def _blocks_first(layer: str, pages: Tensor, block_count: int | None) -> tuple[Tensor, list[int]]:
+    """Return ``[blocks, ...]`` with a block's axes as they lie in memory, and which they are."""
     block_count = block_count or pages.shape[0]
     per_block, rest = divmod(pages.shape[0], block_count)
     if rest or not per_block:
@@ -167,4 +167,4 @@ def _blocks_first(layer: str, pages: Tensor, block_count: int | None) -> Tensor:
                 f"{tuple(pages.shape)} with strides {pages.stride()}"
             )
         expected *= ordered.shape[axis]
-    return ordered
+    return ordered, inner

@@ -11,7 +11,7 @@ from typing import Any
 
 from ptstore_mpi.errors import ConfigError
 
-__all__ = ["UnsupportedEngineError", "check_engine", "check_groups"]
+__all__ = ["UnsupportedEngineError", "check_engine", "check_groups", "check_order"]
 
 _FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 
@@ -67,6 +67,22 @@ def check_groups(cache_config: Any) -> None:
             f"{len(groups)} group(s) of {', '.join(kinds)}",
             "one group of full attention (for some models disable_hybrid_kv_cache_manager=True "
             "makes one of several)",
+        )
+
+
+def check_order(vllm_config: Any) -> None:
+    """Refuse layered loads where a step is scheduled before the one before it has ended.
+
+    What was computed upon a load that fell short has to be known before anybody builds upon it.
+
+    Raises
+    ------
+    UnsupportedEngineError
+        Naming what to change.
+    """
+    if getattr(vllm_config.scheduler_config, "async_scheduling", False):
+        raise _unsupported(
+            "layered loads and asynchronous scheduling", "async_scheduling=False, or load='async'"
         )
 
 

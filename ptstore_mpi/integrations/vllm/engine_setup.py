@@ -55,7 +55,7 @@ def prepare_process(threads: int = 1) -> None:
     for name, value in {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
     if "torch" in sys.modules:  # it has read the environment already
-        sys.modules["torch"].set_num_threads(threads)
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def join_ranks(comm: Any, *, local_rank: int | None = None) -> None:

@@ -68,7 +68,7 @@ def request_identity(request: Any) -> dict[str, str]:
         facts["cache_salt"] = str(request.cache_salt)
     lora = request.lora_request
     if lora is not None:
-        facts["lora"] = _lora_digest(lora.lora_name, lora.lora_int_id, lora.lora_path)
+        facts["lora"] = _lora_digest(lora.lora_name, lora.lora_path)
     if request.mm_features:
         facts["multimodal"] = json.dumps(
             [
@@ -168,9 +168,8 @@ def _tensor_rank() -> int:
     return int(get_tensor_model_parallel_rank())
 
 
-@lru_cache
-def _lora_digest(name: str, number: int, path: str) -> str:
-    """Return a digest of an adapter's files; vLLM gives a changed adapter another number."""
+def _lora_digest(name: str, path: str) -> str:
+    """Return a digest of an adapter's files, looked at each time: they may be loaded in place."""
     folder = Path(path)
     return folder_digest(folder) if folder.is_dir() else f"{name}@{path}"
 

@@ -20,7 +20,13 @@ from ptstore_mpi.integrations.fetch_or_recompute import FetchOrRecompute, expect
 from ptstore_mpi.integrations.vllm.blocks import BlockPool
 from ptstore_mpi.integrations.vllm.group import Alone, Group
 from ptstore_mpi.integrations.vllm.identity import engine_identity, request_identity
-from ptstore_mpi.integrations.vllm.plans import Load, SavePlan, SaveRecord, SaveReport
+from ptstore_mpi.integrations.vllm.plans import (
+    Load,
+    SavePlan,
+    SaveRecord,
+    SaveReport,
+    SaveTotals,
+)
 from ptstore_mpi.integrations.vllm.settings import ConnectorSettings
 from ptstore_mpi.integrations.vllm.store_thread import NOTE, SAVE, Slices, StoreThread, at_once
 
@@ -55,6 +61,8 @@ class EngineLink:
         Requests that have ended while vLLM leaves their blocks to us.
     failed
         Tokens there by request, where a load brought less than was claimed.
+    replan
+        Requests whose prompt is to be saved after all: it is computed again.
     results
         What a load brought, by request, until it is told.
     weight_epoch
@@ -74,6 +82,7 @@ class EngineLink:
         self.saves: dict[str, SaveRecord] = {}
         self.delayed: set[str] = set()
         self.failed: dict[str, int] = {}
+        self.replan: set[str] = set()
         self.results: dict[str, LoadResult] = {}
         self.weight_epoch = settings.weight_epoch
         self.counters: Counter[str] = Counter()
@@ -197,19 +206,24 @@ class EngineLink:
 
     def submit_save(self, plan: SavePlan, *, fence: Any = None, hold: bool = False) -> None:
         """Start a save that `plan_save` made room for."""
-        record = self.saves[plan.request_id]
-        record.tasks.append(self.thread.submit(self._save(plan, fence), SAVE, hold=hold))
+        record, totals = self.saves[plan.request_id], SaveTotals()
+        record.totals.append(totals)
+        record.tasks.append(self.thread.submit(self._save(plan, fence, totals), SAVE, hold=hold))
+
+    def give_up_save(self, plan: SavePlan) -> None:
+        """Forget a save that was planned: what its blocks hold is not what was to be computed."""
+        self.saves[plan.request_id].planned_count -= 1
+        self.replan.add(plan.request_id)
 
     def end_saves(self, request_id: str, reason: str) -> None:
         """End what is being saved of a request: after this, nothing reads its blocks."""
         record = self.saves.get(request_id)
         if record is None:
             return
-        unfinished = [task for task in record.tasks if not task.is_done]
-        self.thread.cancel(unfinished)
-        for task in unfinished:
-            if task.is_cancelled:
-                self.report(SaveReport(request_id, 0, 0, reason, 0.0))
+        self.thread.cancel([task for task in record.tasks if not task.is_done])
+        for task, totals in zip(record.tasks, record.totals, strict=True):
+            if task.is_cancelled and not totals.is_told:
+                self._tell(request_id, totals, reason)
 
     def release_saves(self, request_id: str) -> bool:
         """Let a request that ends go; False where its blocks are still being saved on a rank.
@@ -233,14 +247,14 @@ class EngineLink:
         if len(self.reports) < _MOST_REPORTS:  # nobody asks for them in a server
             self.reports.append(report)
 
-    def _save(self, plan: SavePlan, fence: Any) -> Slices[None]:
+    def _save(self, plan: SavePlan, fence: Any, totals: SaveTotals) -> Slices[None]:
         """Store slice by slice, so that a match never waits for a long prompt."""
         assert self.pool is not None
         if fence is not None:
             fence.wait()
         views = self.pool.views(plan.block_ids)
         step = max(self.settings.save_slice_tokens // self.block_tokens, 1) * self.block_tokens
-        tokens, nbytes, seconds, reason = 0, 0, 0.0, "known"
+        reason = "known"
         verified = len(plan.tokens) if plan.verified_tokens is None else plan.verified_tokens
         for end in [*range(step, len(plan.tokens), step), len(plan.tokens)]:
             try:
@@ -254,8 +268,9 @@ class EngineLink:
                 _log.exception("a save failed; what it would have kept is a miss")
                 reason = "error"
                 break
-            tokens, nbytes = tokens + result.tokens, nbytes + result.bytes
-            seconds += result.seconds
+            totals.tokens += result.tokens
+            totals.bytes += result.bytes
+            totals.seconds += result.seconds
             if result.reason == "stored":
                 reason = "stored"
             elif result.reason not in ("known", "dedup"):
@@ -263,7 +278,11 @@ class EngineLink:
                 break
             verified = max(verified, end)
             yield
-        self.report(SaveReport(plan.request_id, tokens, nbytes, reason, seconds))
+        self._tell(plan.request_id, totals, reason)
+
+    def _tell(self, request_id: str, totals: SaveTotals, reason: str) -> None:
+        totals.is_told = True
+        self.report(SaveReport(request_id, totals.tokens, totals.bytes, reason, totals.seconds))
 
 
 def whole_blocks(token_count: int, block_tokens: int) -> int:

@@ -15,7 +15,16 @@ import numpy.typing as npt
 from ptstore_mpi import LoadResult, Match, Namespace
 from ptstore_mpi.integrations.vllm.store_thread import Task
 
-__all__ = ["Load", "LoadPlan", "Prefill", "SavePlan", "SaveRecord", "SaveReport", "StepPlan"]
+__all__ = [
+    "Load",
+    "LoadPlan",
+    "Prefill",
+    "SavePlan",
+    "SaveRecord",
+    "SaveReport",
+    "SaveTotals",
+    "StepPlan",
+]
 
 BlockIds = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.uint32]
@@ -102,6 +111,10 @@ class Load:
         What and how far.
     ready_tensors
         Leading tensors of the layout that are there and trusted.
+    until_s
+        How long a step waits for it, on the monotonic clock.
+    was_missed
+        Whether a layer was computed without it: whatever it brings is of no use any more.
     is_awaited
         Whether vLLM waits to hear of its end.
     is_orphan
@@ -111,8 +124,20 @@ class Load:
     plan: LoadPlan
     task: Task[LoadResult] | None = None
     ready_tensors: int = 0
+    until_s: float = 0.0
+    was_missed: bool = False
     is_awaited: bool = True
     is_orphan: bool = False
+
+
+@dataclass(slots=True)
+class SaveTotals:
+    """What a save has made visible so far, the time that it took, s, and whether that was told."""
+
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    is_told: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +146,7 @@ class SaveRecord:
 
     planned_count: int = 0
     tasks: list[Task[Any]] = field(default_factory=list)
+    totals: list[SaveTotals] = field(default_factory=list)
     token_count: int = 0
 
     @property

@@ -13,7 +13,6 @@ to the worker's side in the `StepPlan`. Never touches a block.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from ptstore_mpi import LoadResult, Match
 from ptstore_mpi.integrations.vllm.link import EngineLink, block_array, whole_blocks
 from ptstore_mpi.integrations.vllm.plans import LoadPlan, Prefill, SavePlan, StepPlan
 from ptstore_mpi.integrations.vllm.store_thread import LOAD, MATCH, Task, at_once
-from ptstore_mpi.integrations.vllm.tracked import Decision, Tracked, facts_of, refusal_of
+from ptstore_mpi.integrations.vllm.tracked import Decision, Tracked, facts_of, has_tokens
 
 __all__ = ["SchedulerSide"]
 
@@ -88,10 +87,9 @@ class SchedulerSide:
         if tracked.is_counted:
             return
         tracked.is_counted = True
-        task = tracked.match_task
         tracked.facts |= {
             "reason": decision.reason,
-            "match_s": task.result.seconds if task is not None and task.result else 0.0,
+            "match_s": tracked.match_s,
             "load_s": tracked.facts.get("load_s", 0.0),
         }
         if external_tokens > 0:
@@ -133,9 +131,12 @@ class SchedulerSide:
             tracked = self._tracked.get(name)
             if tracked is not None:
                 tracked.block_ids = list(ids) if are_all else tracked.block_ids + list(ids)
+        for name in self._link.replan & self._tracked.keys():
+            self._tracked[name].is_prompt_planned = False
+        self._link.replan.clear()
         for name in [*self._link.saves]:
             tracked = self._tracked.get(name)
-            if tracked is not None and tracked.request.num_preemptions != tracked.preemptions:
+            if tracked is not None and tracked.was_preempted:
                 tracked.is_prompt_planned = False
                 plan.preempted.append(name)
         for name, (before, count) in scheduled.items():
@@ -158,6 +159,8 @@ class SchedulerSide:
             return False, None
         link, name = self._link, tracked.name
         self._drop_host(tracked)
+        if tracked.was_preempted and name in link.saves:
+            self._preempted.append(name)
         self._planned = [plan for plan in self._planned if plan.request_id != name]
         load = link.loads.get(name)
         if load is not None:
@@ -182,20 +185,22 @@ class SchedulerSide:
     def reset(self) -> None:
         """Forget everything stored under the weights so far: they have changed."""
         self._link.weight_epoch += 1
-        waiting = [name for name, tracked in self._tracked.items() if not tracked.is_counted]
+        waiting = [name for name, tracked in self._tracked.items() if not tracked.block_ids]
         for name in waiting:
             self._drop_host(self._tracked.pop(name))
 
     def _track(self, request: Any) -> Tracked:
         name = str(request.request_id)
         tracked = self._tracked.get(name)
-        if tracked is not None and tracked.preemptions == request.num_preemptions:
+        if tracked is not None and not tracked.was_preempted:
             if name in self._link.failed and tracked.refusal != "failed":
                 # vLLM asks again after a load that brought nothing: it computes.
                 tracked.decision = None
                 tracked.refusal = "failed"
             return tracked
-        previous, tracked = tracked, self._new(request)
+        namespace = self._link.namespace_of(request) if has_tokens(request) else None
+        previous, tracked = tracked, Tracked.of(request, namespace)
+        tracked.saves &= self._link.settings.save != "none"
         if previous is not None:
             tracked.facts = previous.facts
             tracked.is_prompt_planned = previous.is_prompt_planned
@@ -203,27 +208,8 @@ class SchedulerSide:
                 tracked.is_prompt_planned = False
                 self._preempted.append(name)
             self._drop_host(previous)
+            self._link.failed.pop(name, None)
         self._tracked[name] = tracked
-        return tracked
-
-    def _new(self, request: Any) -> Tracked:
-        given = request.kv_transfer_params
-        wishes = given if isinstance(given, Mapping) else {}
-        refusal = refusal_of(request)
-        has_tokens = request.prompt_token_ids is not None and request.prompt_embeds is None
-        tracked = Tracked(
-            request,
-            self._link.namespace_of(request) if has_tokens else None,
-            loads=bool(wishes.get("ptstore_load", True)),
-            saves=bool(wishes.get("ptstore_save", True)) and self._link.settings.save != "none",
-            refusal=refusal,
-            preemptions=request.num_preemptions,
-            tokens=np.array(list(request.all_token_ids) if has_tokens else [0], dtype=np.uint32),
-        )
-        if not tracked.loads and not refusal:
-            tracked.refusal = "not_wanted"
-        if not has_tokens:
-            tracked.refusal, tracked.saves = "embeddings", False
         return tracked
 
     def _decide(self, tracked: Tracked, have_tokens: int) -> Decision | None:
@@ -255,7 +241,10 @@ class SchedulerSide:
             tokens, wait_s = tracked.tokens, link.settings.match_wait_s
             tracked.match_task = link.thread.submit(at_once(lambda: namespace.match(tokens)), MATCH)
         link.thread.wait([tracked.match_task], wait_s)
-        return _outcome(tracked.match_task, Match(0, len(tracked.tokens), "error"))
+        found = _outcome(tracked.match_task, Match(0, len(tracked.tokens), "error"))
+        if found is not None:
+            tracked.match_s = found.seconds
+        return found
 
     def _worth(self, tracked: Tracked, found: Match, have_tokens: int) -> int:
         """Return the tokens of a match, or 0 where computing them is faster."""
@@ -301,8 +290,14 @@ class SchedulerSide:
             link.note_load(result, match, have_tokens=tracked.host_skip_tokens)
         tracked.facts |= facts_of(result.by_source, len(tracked.tokens))
         tracked.facts |= {"load_s": result.seconds, "load_reason": result.reason}
-        external = max(agreed - have_tokens, 0)
-        return Decision(have_tokens, external, match, result.reason)
+        tracked.facts |= {"match_s": tracked.match_s, "reason": result.reason}
+        if agreed < match.tokens:
+            tracked.short_tokens = agreed
+            match = namespace.cut(match, tracked.tokens, agreed)
+        if agreed <= have_tokens:
+            tracked.refusal = "failed"
+            self._drop_host(tracked)
+        return Decision(have_tokens, max(agreed - have_tokens, 0), match, result.reason)
 
     def _plan_load(self, tracked: Tracked, decision: Decision, external_tokens: int) -> None:
         match, end = decision.match, decision.have_tokens + external_tokens
@@ -329,7 +324,7 @@ class SchedulerSide:
         if not whole or computed_tokens < whole:
             return
         tracked.is_prompt_planned = True
-        failed = link.failed.get(tracked.name)
+        failed = link.failed.get(tracked.name, tracked.short_tokens)
         decision = tracked.decision
         if failed is None and decision is not None and decision.match.tokens >= whole:
             return  # all of it came from the store
@@ -351,7 +346,7 @@ class SchedulerSide:
             return
         if link.plan_save(tracked.name, whole):
             ids = block_array(list(block_ids), whole, link.block_tokens)
-            failed = link.failed.get(tracked.name)
+            failed = link.failed.get(tracked.name, tracked.short_tokens)
             link.submit_save(SavePlan(tracked.name, tracked.namespace, tokens[:whole], ids, failed))
 
     def _take_result(self, tracked: Tracked) -> None:

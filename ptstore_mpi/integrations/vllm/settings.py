@@ -12,7 +12,7 @@ from ptstore_mpi.errors import ConfigError
 __all__ = ["ConnectorSettings"]
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
 
 
 class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

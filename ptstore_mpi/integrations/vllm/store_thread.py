@@ -82,7 +82,10 @@ class Task(Generic[T]):
     def drop(self) -> None:
         """Close the work at the slice boundary where it stands. The thread alone calls it."""
         self.is_cancelled = True
-        self._work.close()
+        try:
+            self._work.close()
+        except BaseException as error:
+            self.error = error
 
 
 class StoreThread:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ptstore_mpi import SOURCES, LoadResult, Match, Namespace
 from ptstore_mpi.integrations.vllm.store_thread import Task
 
-__all__ = ["Decision", "Tracked", "facts_of", "refusal_of"]
+__all__ = ["Decision", "Tracked", "facts_of", "has_tokens", "preemptions_of", "refusal_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,16 +45,20 @@ class Tracked:
         vLLM's.
     namespace
         Where its KV belongs; None where its prompt is no tokens.
-    loads, saves
-        What it wishes, and the settings allow.
+    saves
+        Whether it is saved.
     refusal
         Why it takes nothing from the store; empty: it may.
     preemptions
-        How often it was preempted when it was asked about.
+        How often it was preempted when it was asked about; None: vLLM does not say.
     tokens
         All its tokens then.
     match_task, host_task, host, host_skip_tokens, is_host_noted
         Match, and load into host memory, under way or done, and whether that was counted.
+    match_s
+        What the match took.
+    short_tokens
+        Where a load into host memory ended short of its match.
     worth
         Tokens that vLLM had, and those of the match that are worth loading then.
     decision
@@ -69,16 +73,17 @@ class Tracked:
 
     request: Any
     namespace: Namespace | None
-    loads: bool
     saves: bool
     refusal: str
-    preemptions: int
+    preemptions: int | None
     tokens: npt.NDArray[np.uint32]
     match_task: Task[Match] | None = None
     host_task: Task[LoadResult] | None = None
     host: list[Any] | None = None
     host_skip_tokens: int = 0
     is_host_noted: bool = False
+    match_s: float = 0.0
+    short_tokens: int | None = None
     worth: tuple[int, int] | None = None
     decision: Decision | None = None
     block_ids: list[int] = field(default_factory=list)
@@ -86,10 +91,48 @@ class Tracked:
     is_prompt_planned: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, request: Any, namespace: Namespace | None) -> Tracked:
+        """Return a request of vLLM as it is now, with its own wishes."""
+        given = request.kv_transfer_params
+        wishes = given if isinstance(given, Mapping) else {}
+        refusal = refusal_of(request)
+        if not refusal and not wishes.get("ptstore_load", True):
+            refusal = "not_wanted"
+        if namespace is None:
+            refusal = "embeddings"
+        return cls(
+            request,
+            namespace,
+            saves=namespace is not None and bool(wishes.get("ptstore_save", True)),
+            refusal=refusal,
+            preemptions=preemptions_of(request),
+            tokens=np.array([0] if namespace is None else list(request.all_token_ids), np.uint32),
+        )
+
     @property
     def name(self) -> str:
         """Name of the request."""
         return str(self.request.request_id)
+
+    @property
+    def was_preempted(self) -> bool:
+        """Whether it was preempted since: its blocks are others'."""
+        count = preemptions_of(self.request)
+        if count is None:  # vLLM 0.11
+            return bool(self.block_ids) and self.request.status.name == "PREEMPTED"
+        return count != self.preemptions
+
+
+def preemptions_of(request: Any) -> int | None:
+    """Return how often a request was preempted; None where vLLM does not say."""
+    count: int | None = getattr(request, "num_preemptions", None)
+    return count
+
+
+def has_tokens(request: Any) -> bool:
+    """Tell whether a prompt is tokens, and nothing else that tokens do not say."""
+    return request.prompt_token_ids is not None and request.prompt_embeds is None
 
 
 def refusal_of(request: Any) -> str:

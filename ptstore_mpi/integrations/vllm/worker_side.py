@@ -8,8 +8,9 @@ the one thing that it waits for is a save whose blocks are given to another requ
     begin_step     saves of preempted requests end, before anything overwrites their blocks
     start_loads    into vLLM's own blocks, in the store's thread
     wait_for_layer layered loads only: until this layer's tensors are there
-    end_step       saves of this step's prompts are queued; they begin when the step's token is out
-    finished       what has ended, agreed upon by the ranks of the engine
+    end_step       layered loads have ended, or never will
+    finished       what has ended, agreed upon by the ranks of the engine; saves of this step's
+                   prompts are queued, and begin when the step's token is out
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = ["WorkerSide"]
 IDLE_WAIT_S = 0.002
 """How long a step that computes nothing waits for a load to end."""
 
+_NEVER_RAN = ("error", "ended")  # reasons of loads that the store has not counted
 _MOST_MEASURED = 64
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class WorkerSide:
         self._wrong_blocks: set[int] = set()
         self._clock: StepClock | None = None
         self._waited_s = 0.0
+        self._computed: Fence | None = None
         self._measured: deque[tuple[StepClock, Prefill, float]] = deque(maxlen=_MOST_MEASURED)
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -80,7 +83,9 @@ class WorkerSide:
                 first = plan.skip_tokens // self._link.block_tokens
                 self._link.pool.copy_in(plan.host, plan.block_ids, first)
                 continue
-            load = self._link.loads[plan.request_id] = Load(plan, is_awaited=not self._is_layered)
+            load = Load(plan, is_awaited=not self._is_layered)
+            load.until_s = time.monotonic() + self._link.store.config.load_timeout_s
+            self._link.loads[plan.request_id] = load
             load.task = self._link.thread.submit(self._load(load, self._fence()), LOAD)
 
     def wait_for_layer(self, layer: str) -> None:
@@ -95,14 +100,16 @@ class WorkerSide:
         self._waited_s += time.perf_counter() - started
 
     def end_step(self) -> None:
-        """End a step after its forward pass: queue its saves."""
+        """End a step after its forward pass.
+
+        A layered load that is later than anybody waits is ended: its blocks are computed again.
+        """
         if self._is_layered:
-            for load in list(self._link.loads.values()):
+            loads = list(self._link.loads.values())
+            for load in loads:
                 self._await(load, None)
-        plans, self._plan.saves = self._plan.saves, []
-        fence = self._fence() if plans else None
-        for plan in plans:
-            self._link.submit_save(plan, fence=fence, hold=True)
+            self._link.thread.cancel([load.task for load in loads if load.task is not None])
+        self._computed = self._fence() if self._plan.saves else None
         self._stop_clock()
 
     def finished(self, ended_requests: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -128,14 +135,26 @@ class WorkerSide:
         agreed = link.group.smallest(own) if own else []
         saved = {name for name, flag in zip(told, agreed[len(loads) :], strict=True) if flag}
         loaded: set[str] = set()
+        wrong: set[int] = set()
         for load, tokens in zip(loads, agreed, strict=False):
             if tokens >= 0:
-                self._end_load(load, tokens, saved, loaded)
+                wrong |= self._end_load(load, tokens, saved, loaded)
+        self._wrong_blocks |= wrong
         for name in saved:
             self._announced.discard(name)
             link.delayed.discard(name)
-            del link.saves[name]
+            link.saves.pop(name, None)  # none where it ended in a load
+        self._queue_saves(wrong)
         return saved, loaded
+
+    def _queue_saves(self, wrong: set[int]) -> None:
+        """Queue this step's saves, but those that were computed upon wrong blocks."""
+        plans, self._plan.saves = self._plan.saves, []
+        for plan in plans:
+            if wrong.isdisjoint(plan.block_ids.tolist()):
+                self._link.submit_save(plan, fence=self._computed, hold=True)
+            else:
+                self._link.give_up_save(plan)
 
     def take_load_errors(self) -> set[int]:
         """Return vLLM's blocks that were claimed and did not come, since last time."""
@@ -185,34 +204,44 @@ class WorkerSide:
         yield from ()
         return result
 
-    def _end_load(self, load: Load, tokens: int, saved: set[str], loaded: set[str]) -> None:
+    def _end_load(self, load: Load, tokens: int, saved: set[str], loaded: set[str]) -> set[int]:
+        """Take note of a load that has ended, and return the blocks that did not come."""
         link, plan = self._link, load.plan
         name = plan.request_id
         del link.loads[name]
         result = _result_of(load)
         if load.task is not None and load.task.error is not None:
             _log.error("a load failed; its tokens are computed", exc_info=load.task.error)
-        link.note_load(result, plan.match, have_tokens=plan.skip_tokens)
+        if result.reason in _NEVER_RAN:
+            link.count_without_load(
+                plan.namespace,
+                prompt_tokens=plan.match.prompt_tokens,
+                have_tokens=plan.skip_tokens,
+                reason=result.reason,
+            )
+        else:
+            link.note_load(result, plan.match, have_tokens=plan.skip_tokens)
         link.results[name] = result
         if load.is_orphan:
             link.results.pop(name)
             (loaded if self._keeps_orphans else saved).add(name)
-            return
-        if tokens < plan.match.tokens:
-            link.failed[name] = tokens
-            first = max(tokens, plan.skip_tokens) // link.block_tokens
-            self._wrong_blocks |= {int(block) for block in plan.block_ids[first:]}
+            return set()
         if load.is_awaited:
             loaded.add(name)
+        if tokens < plan.match.tokens:
+            link.failed[name] = tokens
+            link.replan.add(name)
+            first = max(tokens, plan.skip_tokens) // link.block_tokens
+            return {int(block) for block in plan.block_ids[first:]}
+        return set()
 
     def _await(self, load: Load, tensors: int | None) -> None:
         """Wait until so many tensors of a load are there; None: until it has ended."""
         task = load.task
         assert task is not None
-        limit_s = 2 * self._link.store.config.load_timeout_s
-        self._link.thread.wait_until(
+        load.was_missed |= not self._link.thread.wait_until(
             lambda: task.is_done or (tensors is not None and load.ready_tensors >= tensors),
-            limit_s,
+            max(load.until_s - time.monotonic(), 0.0),
         )
 
     def _fence(self) -> Fence | None:
@@ -222,8 +251,10 @@ class WorkerSide:
 
 
 def _brought(load: Load) -> int:
-    """Return the tokens that a load brought; -1 while it goes on."""
-    return _result_of(load).tokens if load.task is not None and load.task.is_done else -1
+    """Return the tokens that a load brought in time; -1 while it goes on."""
+    if load.task is None or not load.task.is_done:
+        return -1
+    return load.plan.skip_tokens if load.was_missed else _result_of(load).tokens
 
 
 def _result_of(load: Load) -> LoadResult:
@@ -232,5 +263,6 @@ def _result_of(load: Load) -> LoadResult:
     assert task is not None
     if task.error is not None or task.result is None:
         skipped = min(plan.skip_tokens, plan.match.prompt_tokens)
-        return LoadResult(skipped, {"engine": skipped}, {}, "error")
+        reason = "error" if task.error is not None else "ended"
+        return LoadResult(skipped, {"engine": skipped}, {}, reason)
     return task.result
