@@ -149,7 +149,7 @@ setup-vllm: $(VENV_VLLM)/.installed
 
 test-vllm: $(VENV_VLLM)/wheels/.fetched
 	PTSTORE_VLLM_WHEELS=$(abspath $(<D)) $(VENV_VLLM)/bin/python -m pytest $(PYTEST_ARGS) -m vllm \
-	    tests/vllm tests/integrations/test_vllm_api.py tests/experiments
+	    tests/vllm_lane tests/integrations/test_vllm_api.py tests/experiments
 
 demo-vllm: $(VENV_VLLM)/.installed
 	$(TWO_NODES) $(VENV_VLLM)/bin/mpiexec -n 4 $(VENV_VLLM)/bin/python -m mpi4py \

@@ -176,7 +176,7 @@ def test_jobs_that_cannot_be_opened(settings, error, said):
     before = len(list(Path("/proc/self/fd").iterdir()))
     refused(lambda: launch(Config(**{**SMALLEST, **settings})), error, said)
     gc.collect()  # a mapping ends with its last user
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # MPI closes some of its own
 
 
 def communicators():

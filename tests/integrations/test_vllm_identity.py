@@ -15,7 +15,6 @@ import vllm_stand_ins
 from vllm_stand_ins import StandInRequest, engines, install_vllm, request_of, stand_in_config
 
 from ptstore_mpi import ConfigError
-from ptstore_mpi.integrations.vllm import identity as identity_module
 from ptstore_mpi.integrations.vllm.identity import (
     engine_identity,
     folder_digest,

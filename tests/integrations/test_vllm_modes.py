@@ -329,7 +329,7 @@ def test_a_verified_load_of_who_ends_first_is_dropped_and_counted(make, is_done)
         engine.ask(request)
         if not is_done:
             tracked = engine.scheduler._tracked["again"]
-            tracked.host_task.is_unwanted = True
+            engine.link.thread.abandon([tracked.host_task])
     engine.finish_all()
     engine.end(request)
     engine.finish_all()

@@ -136,9 +136,7 @@ def test_the_hold_also_ends_while_others_are_performed(thread, said, monkeypatch
 def test_a_task_cancelled_before_its_start_never_begins(thread, said):
     with busy(thread):
         task = thread.submit(saying(said, "never"), SAVE)
-        canceller = cancelled_aside(thread, task)
-        assert not task.is_done  # somebody else is performed yet
-    canceller.join(LIMIT_S)
+        thread.cancel([task])  # at once: it waits for nobody who is performed yet
     assert (task.is_done, task.is_cancelled, task.result, said) == (True, True, None, [])
 
 

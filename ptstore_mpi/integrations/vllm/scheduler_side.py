@@ -13,6 +13,7 @@ to the worker's side in the `StepPlan`. Never touches a block.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 _MOST_HOST_LOADS = 2
 _LATER_WAIT_S = 0.001
+_MOST_TIMEOUTS = 1.1  # of a match, from when it was asked for
 _log = logging.getLogger(__name__)
 
 
@@ -89,7 +91,7 @@ class SchedulerSide:
         tracked.is_counted = True
         tracked.facts |= {
             "reason": decision.reason,
-            "match_s": tracked.match_s,
+            "match_s": 0.0 if tracked.found is None else tracked.found.seconds,
             "load_s": tracked.facts.get("load_s", 0.0),
         }
         if external_tokens > 0:
@@ -236,15 +238,20 @@ class SchedulerSide:
     def _found(self, tracked: Tracked) -> Match | None:
         link, namespace = self._link, tracked.namespace
         assert namespace is not None
+        if tracked.found is not None:
+            return tracked.found
         wait_s = min(link.settings.match_wait_s, _LATER_WAIT_S)
         if tracked.match_task is None:
             tokens, wait_s = tracked.tokens, link.settings.match_wait_s
             tracked.match_task = link.thread.submit(at_once(lambda: namespace.match(tokens)), MATCH)
-        link.thread.wait([tracked.match_task], wait_s)
-        found = _outcome(tracked.match_task, Match(0, len(tracked.tokens), "error"))
-        if found is not None:
-            tracked.match_s = found.seconds
-        return found
+        task = tracked.match_task
+        late_s = task.submitted_s + _MOST_TIMEOUTS * link.store.config.match_timeout_s
+        if link.thread.wait([task], wait_s):
+            tracked.found = _outcome(task, Match(0, len(tracked.tokens), "error"))
+        elif time.monotonic() > late_s:
+            link.thread.abandon([task])  # it waits for others' that are late: all would be
+            tracked.found = Match(0, len(tracked.tokens), "late")
+        return tracked.found
 
     def _worth(self, tracked: Tracked, found: Match, have_tokens: int) -> int:
         """Return the tokens of a match, or 0 where computing them is faster."""
@@ -290,7 +297,7 @@ class SchedulerSide:
             link.note_load(result, match, have_tokens=tracked.host_skip_tokens)
         tracked.facts |= facts_of(result.by_source, len(tracked.tokens))
         tracked.facts |= {"load_s": result.seconds, "load_reason": result.reason}
-        tracked.facts |= {"match_s": tracked.match_s, "reason": result.reason}
+        tracked.facts |= {"match_s": match.seconds, "reason": result.reason}
         if agreed < match.tokens:
             tracked.short_tokens = agreed
             match = namespace.cut(match, tracked.tokens, agreed)

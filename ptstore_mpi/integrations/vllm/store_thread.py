@@ -8,7 +8,7 @@ Never knows an engine, nor what an operation does.
 
     submit --> [held] --> waiting --> a slice --> a slice ... --> done: result, or error
                   |          |            `--- between slices: waiting again
-                  `----------`---- cancel ----------------------> done: cancelled
+                  `----------`---- abandon, cancel -------------> done: cancelled
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class Task(Generic[T]):
     is_done
         Whether it has ended, in whatever way; nothing of it runs any more.
     is_unwanted
-        Whether somebody wants it to end.
+        Whether somebody has asked for its end.
     is_cancelled
         Whether it was ended before it was through.
+    submitted_s
+        When it was, on the monotonic clock.
     error
         What it raised; None where it did not.
     """
@@ -80,7 +82,7 @@ class Task(Generic[T]):
         return True
 
     def drop(self) -> None:
-        """Close the work at the slice boundary where it stands. The thread alone calls it."""
+        """Close the work at the slice boundary where it stands."""
         self.is_cancelled = True
         try:
             self._work.close()
@@ -139,13 +141,15 @@ class StoreThread:
                 self._release(self._held)
                 self._changed.notify_all()
 
+    def abandon(self, tasks: list[Task[Any]]) -> None:
+        """End tasks that have not ended: at once, but the one that runs after its slice."""
+        with self._changed:
+            self._abandon(tasks)
+
     def cancel(self, tasks: list[Task[Any]]) -> None:
         """End tasks that have not ended; return when nothing of them runs any more."""
         with self._changed:
-            for task in tasks:
-                if not task.is_done:
-                    task.is_unwanted = True
-            self._changed.notify_all()
+            self._abandon(tasks)
             self._changed.wait_for(lambda: all(task.is_done for task in tasks))
 
     def wait(self, tasks: list[Task[Any]], timeout_s: float) -> bool:
@@ -172,12 +176,20 @@ class StoreThread:
         """Cancel what has not ended and end the thread."""
         with self._changed:
             self._closing = True
-            for task in [*self._held, *(entry[2] for entry in self._waiting)]:
-                task.is_unwanted = True
-            if self._running is not None:
-                self._running.is_unwanted = True
-            self._changed.notify_all()
+            running = [] if self._running is None else [self._running]
+            self._abandon([*self._held, *(entry[2] for entry in self._waiting), *running])
         self._thread.join()
+
+    def _abandon(self, tasks: list[Task[Any]]) -> None:
+        for task in tasks:
+            task.is_unwanted = not task.is_done
+            if task is not self._running and not task.is_done:
+                task.drop()
+                task.is_done = True
+        self._held = [task for task in self._held if not task.is_done]
+        self._waiting = [entry for entry in self._waiting if not entry[2].is_done]
+        heapq.heapify(self._waiting)
+        self._changed.notify_all()
 
     def _push(self, task: Task[Any]) -> None:
         heapq.heappush(self._waiting, (task.urgency, next(self._order), task))
@@ -192,13 +204,12 @@ class StoreThread:
             task = self._next()
             if task is None:
                 return
-            if task.is_unwanted:
-                task.drop()
-                ended = True
-            else:
-                ended = task.run_slice()
+            ended = task.run_slice()
             with self._changed:
                 self._running = None
+                if task.is_unwanted and not ended:
+                    task.drop()
+                    ended = True
                 task.is_done = ended
                 if ended:
                     self._changed.notify_all()
@@ -209,19 +220,9 @@ class StoreThread:
         with self._changed:
             while True:
                 now = time.monotonic()
-                due = [
-                    task
-                    for task in self._held
-                    if task.is_unwanted or now - task.submitted_s >= LONGEST_HOLD_S
-                ]
-                if due:
-                    self._release(due)
-                cancelled = [entry for entry in self._waiting if entry[2].is_unwanted]
-                if cancelled:  # at once, whatever is more urgent: somebody waits for it
-                    self._waiting.remove(cancelled[0])
-                    heapq.heapify(self._waiting)
-                    self._running = cancelled[0][2]
-                    return self._running
+                self._release(
+                    [task for task in self._held if now - task.submitted_s >= LONGEST_HOLD_S]
+                )
                 if self._waiting:
                     self._running = heapq.heappop(self._waiting)[2]
                     return self._running

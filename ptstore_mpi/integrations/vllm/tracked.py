@@ -55,8 +55,8 @@ class Tracked:
         All its tokens then.
     match_task, host_task, host, host_skip_tokens, is_host_noted
         Match, and load into host memory, under way or done, and whether that was counted.
-    match_s
-        What the match took.
+    found
+        What the match came to.
     short_tokens
         Where a load into host memory ended short of its match.
     worth
@@ -82,7 +82,7 @@ class Tracked:
     host: list[Any] | None = None
     host_skip_tokens: int = 0
     is_host_noted: bool = False
-    match_s: float = 0.0
+    found: Match | None = None
     short_tokens: int | None = None
     worth: tuple[int, int] | None = None
     decision: Decision | None = None

@@ -128,6 +128,8 @@ class WorkerSide:
         loads = list(link.loads.values())
         if self._plan.is_idle and loads:
             link.thread.wait_for_any([load.task for load in loads if load.task], IDLE_WAIT_S)
+        late = [load for load in loads if load.is_awaited and load.until_s < time.monotonic()]
+        link.thread.abandon([load.task for load in late if load.task is not None])
         told = [name for name in link.saves if name in self._announced]
         own = [_brought(load) for load in loads] + [
             int(link.saves[name].is_settled) for name in told
