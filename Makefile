@@ -34,7 +34,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --prefer-binar
 PIP  := $(PY) $(PIP_INSTALL)
 
 PIP_VLLM := $(VENV_VLLM)/bin/python $(subst constraints.txt,constraints-vllm.txt,$(PIP_INSTALL))
-VLLM_VERSIONS := 0.11.0 0.15.1 0.32.0
+VLLM_VERSIONS := 0.11.0 0.15.0 0.15.1 0.32.0
 
 EXTRAS := transformers,experiments,test,check,native,release
 ifeq ($(MPI),wheel)

@@ -100,8 +100,8 @@ def main(argv: Sequence[str] | None = None, *, open_engine: OpenEngine | None = 
     Returns
     -------
     int
-        0; 1 where what was measured contradicts itself; 2 where the command line or the data set
-        is wrong, or vLLM is missing.
+        0; 1 where outputs differ, nothing was reused or the record contradicts itself; 2 where
+        the command line or the data set is wrong, or vLLM is missing.
     """
     from ptstore_mpi import ConfigError
 
@@ -127,11 +127,14 @@ def main(argv: Sequence[str] | None = None, *, open_engine: OpenEngine | None = 
         return 0 if outcome is None else outcome.status
     try:
         report_vllm_ttft.print_report(outcome.path)
+        problems = report_vllm_ttft.problems(outcome.path)
     except ReportError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"results: {outcome.path}")
-    return outcome.status
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else outcome.status
 
 
 def store_config(options: Options) -> Config:

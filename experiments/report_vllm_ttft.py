@@ -158,6 +158,19 @@ def print_report(path: Path) -> None:
         console.print("[bold]incomplete:[/bold] the run has not ended, or was killed")
 
 
+def problems(path: Path) -> list[str]:
+    """Return where a run shows what must not be: other outputs, or nothing reused."""
+    with open_results(path) as file:
+        rows = summarise(file)
+        reference = attribute(file, "reference", "vanilla")
+    differ = [
+        f"{row['system']} at {row['context_tokens']:,} tokens: outputs differ from {reference}'s"
+        for row in rows
+        if not row["outputs_equal"] and (SYSTEMS[row["system"]] or reference == "vanilla")
+    ]
+    return differ + _notes(rows)
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     return [
         f"{row['context_tokens']:,}",

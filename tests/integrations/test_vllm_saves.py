@@ -272,8 +272,9 @@ def test_saves_of_nobody_end_at_once(engine):
     assert not engine.link.reports
 
 
-def test_reports_that_nobody_takes_are_bounded(engine, monkeypatch):
+def test_reports_that_nobody_takes_are_bounded(make, monkeypatch):
     monkeypatch.setattr(link_module, "_MOST_REPORTS", 2)
+    engine = make()
     for n in range(4):
         engine.serve(request_of([n] * 16, f"r{n}"))
     engine.finish_saves()

@@ -281,6 +281,23 @@ def test_new_weights_find_nothing_of_the_old(engine):
     assert engine.matched(request_of(tokens, "after")) == (64, True)
 
 
+def test_what_was_computed_with_old_weights_in_part_is_not_saved(engine):
+    request = request_of(65)
+    engine.matched(request)
+    ids = engine.give(request, 0)
+    old = engine.link.namespace_of(request)
+    engine.scheduler.reset()
+    engine.step({request: (0, 65)}, blocks={"r": (ids, True)})
+    engine.finish_saves()
+    assert engine.store_does(lambda: old.match(request.all_token_ids)).tokens == 0
+    engine.link.name_weights("second")
+    named = engine.link.namespace_of(request).digest
+    engine.link.name_weights("third")
+    assert engine.link.namespace_of(request).digest != named
+    engine.link.name_weights("second")
+    assert engine.link.namespace_of(request).digest == named
+
+
 def test_closing_ends_what_is_under_way(engine):
     tokens = stored(engine)
     request, new = request_of(tokens, "again"), request_of([3] * 65, "new")

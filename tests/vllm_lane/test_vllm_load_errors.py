@@ -100,3 +100,19 @@ def test_a_failed_load_gives_its_memory_back(engine, plain, tokens):
     held = [tracked.host for tracked in engine.tracked.values()]
     engine.abort(*names)
     assert held == [None] * 3
+
+
+def test_what_vllm_entered_before_it_was_there_is_forgotten(engine, plain, tokens):
+    """The request that would compute it again is aborted first."""
+    prefix = tokens(2 * SEGMENT)
+    prompt, other = prefix + tokens(BLOCK + 5), prefix + tokens(9)
+    right = plain.answer_alone(prefix, other)
+    assert engine.answer_alone(prefix) == right[:1]
+    engine.forget()
+    dirty(engine)
+    with before_each("load", once(engine.namespace().clear)):
+        name = engine.add(prompt)
+        engine.step_until(lambda: engine.link.failed or engine.answers[name].tokens)
+        engine.abort(name)
+    assert engine.answer_alone(other) == right[1:]
+    engine.check_stored(other, 2 * SEGMENT)

@@ -21,7 +21,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ptstore_mpi.integrations.vllm.attachment import current_attachment
-from ptstore_mpi.integrations.vllm.checks import check_engine, check_groups, check_order
+from ptstore_mpi.integrations.vllm.checks import (
+    check_engine,
+    check_groups,
+    check_layered,
+    check_window,
+)
 from ptstore_mpi.integrations.vllm.group import TorchGroup
 from ptstore_mpi.integrations.vllm.link import EngineLink
 from ptstore_mpi.integrations.vllm.plans import StepPlan
@@ -37,20 +42,24 @@ class Api:
 
     Attributes
     ----------
-    TESTED
-        Versions of vLLM that were tested.
+    RUN, CHECKED
+        Versions of vLLM that are run by the tests, and those whose sources are checked against.
     REPORTS_LOAD_ERRORS
         Whether a load may fail after it was claimed.
     KEEPS_ORPHANS
         Whether vLLM keeps the blocks of a request that ends while it is loaded.
+    CAN_LAYER
+        Whether a load may be waited for layer by layer.
     SPLITS_KV
         Whether there are caches that begin with an axis of keys and values.
     """
 
-    TESTED: ClassVar[tuple[str, ...]] = ()
+    RUN: ClassVar[tuple[str, ...]] = ()
+    CHECKED: ClassVar[tuple[str, ...]] = ()
     REPORTS_LOAD_ERRORS: ClassVar[bool] = True
     KEEPS_ORPHANS: ClassVar[bool] = False
     SPLITS_KV: ClassVar[bool] = True
+    CAN_LAYER: ClassVar[bool] = False
 
     _link: EngineLink
     _scheduler: SchedulerSide
@@ -60,7 +69,9 @@ class Api:
     def _open(self, vllm_config: Any, is_worker: bool, cache_config: Any) -> None:
         settings = ConnectorSettings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_engine(vllm_config)
-        if cache_config is not None:
+        if cache_config is None:
+            check_window(vllm_config)
+        else:
             check_groups(cache_config)
             self._block_count = int(cache_config.num_blocks)
         self._link = current_attachment().link_of(vllm_config, settings)
@@ -68,7 +79,7 @@ class Api:
         if not self.REPORTS_LOAD_ERRORS:
             mode = "verified"
         if mode == "layered":
-            check_order(vllm_config)
+            check_layered(vllm_config, is_possible=self.CAN_LAYER)
         if is_worker:
             if vllm_config.parallel_config.tensor_parallel_size > 1:
                 from vllm.distributed.parallel_state import get_tp_group
@@ -192,7 +203,7 @@ class Api:
 class Api011(Api):
     """vLLM 0.11: two arguments, no load errors."""
 
-    TESTED = ("0.11.0",)
+    CHECKED = ("0.11.0",)
     REPORTS_LOAD_ERRORS = False
 
     def __init__(self, vllm_config: Any, role: Any) -> None:
@@ -218,7 +229,10 @@ class _WithCacheConfig(Api):
         return self._scheduler.finished(request, block_ids[0])
 
     def reset_cache(self) -> bool | None:
-        """Forget what was stored under the weights so far, for this engine."""
+        """Share KV no longer with engines of the weights so far: these have changed.
+
+        `Attachment.name_weights` lets engines of equal new weights share again.
+        """
         self._scheduler.reset()
         return True
 
@@ -226,7 +240,7 @@ class _WithCacheConfig(Api):
 class Api015(_WithCacheConfig):
     """vLLM 0.15."""
 
-    TESTED = ("0.15.0", "0.15.1")
+    CHECKED = ("0.15.0", "0.15.1")
 
     def handle_preemptions(self, preempted_req_ids: set[str]) -> None:
         """End the saves of preempted requests before their blocks are overwritten."""
@@ -237,13 +251,28 @@ class Api015(_WithCacheConfig):
 class Api032(_WithCacheConfig):
     """vLLM 0.32."""
 
-    TESTED = ("0.32.0",)
+    RUN = ("0.32.0",)
     KEEPS_ORPHANS = True
     SPLITS_KV = False
+    CAN_LAYER = True
+
+    _vllm_cache: Any = None
 
     def handle_preemptions(self, kv_connector_metadata: StepPlan) -> None:
         """End the saves of preempted requests before their blocks are overwritten."""
         self._worker.begin_step(kv_connector_metadata)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Let saves begin, and vLLM forget blocks that it entered before their load fell short."""
+        super().update_connector_output(connector_output)
+        spoiled = self._scheduler.take_spoiled()
+        if spoiled and self._vllm_cache is not None:
+            self._vllm_cache.evict_blocks(spoiled)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Take note of vLLM's own prefix cache."""
+        super().bind_kv_cache_manager(kv_cache_manager)  # type: ignore[misc]
+        self._vllm_cache = kv_cache_manager
 
     @property
     def requires_kv_delivery(self) -> bool:

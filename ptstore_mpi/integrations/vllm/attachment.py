@@ -15,7 +15,7 @@ from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.integrations.vllm.link import EngineLink
 from ptstore_mpi.integrations.vllm.plans import SaveReport
 from ptstore_mpi.integrations.vllm.settings import ConnectorSettings
-from ptstore_mpi.integrations.vllm.store_thread import StoreThread
+from ptstore_mpi.integrations.vllm.store_thread import NOTE, StoreThread, at_once
 
 __all__ = ["Attachment", "attach", "current_attachment"]
 
@@ -44,10 +44,19 @@ class Attachment:
         return link
 
     def wait_for_saves(self, timeout_s: float = 60.0) -> bool:
-        """Wait until everything that is to be saved is; False: not within ``timeout_s``."""
+        """Wait until everything is saved and counted; False: not within ``timeout_s``."""
         self._thread.release_held()
-        records = [record for link in self._links.values() for record in link.saves.values()]
-        return self._thread.wait([task for record in records for task in record.tasks], timeout_s)
+        last = self._thread.submit(at_once(lambda: None), NOTE)  # nothing is less urgent
+        return self._thread.wait([last], timeout_s)
+
+    def name_weights(self, name: str) -> None:
+        """Say that this process's engines have other weights now, and which.
+
+        Engines that say the same share KV again; call it after ``reset_prefix_cache`` with
+        ``reset_connector=True``, or instead of it. Collective: no.
+        """
+        for link in self._links.values():
+            link.name_weights(name)
 
     def take_saves(self) -> list[tuple[str, int, str, float]]:
         """Return request, bytes, reason and seconds of every save that ended since last time.
@@ -56,8 +65,8 @@ class Attachment:
         """
         taken: list[SaveReport] = []
         for link in self._links.values():
-            reports, link.reports = link.reports, []
-            taken += reports
+            while link.reports:
+                taken.append(link.reports.popleft())
         return [(save.request_id, save.bytes, save.reason, save.seconds) for save in taken]
 
     def stats(self) -> dict[str, Any]:
@@ -67,7 +76,7 @@ class Attachment:
         """
         counters: dict[str, int] = {}
         for link in self._links.values():
-            for name, value in link.counters.items():
+            for name, value in dict(link.counters).items():
                 counters[name] = counters.get(name, 0) + value
         costs = [link.fetch.as_dict() for link in self._links.values()]
         return {**dict(sorted(counters.items())), "costs": costs}

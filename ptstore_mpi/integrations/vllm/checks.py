@@ -11,7 +11,13 @@ from typing import Any
 
 from ptstore_mpi.errors import ConfigError
 
-__all__ = ["UnsupportedEngineError", "check_engine", "check_groups", "check_order"]
+__all__ = [
+    "UnsupportedEngineError",
+    "check_engine",
+    "check_groups",
+    "check_layered",
+    "check_window",
+]
 
 _FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 
@@ -48,8 +54,25 @@ def check_engine(vllm_config: Any) -> None:
             "an engine in a process of its own, which no store can reach",
             "VLLM_ENABLE_V1_MULTIPROCESSING=0 (`prepare_process` sets it)",
         )
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise _unsupported(
+            "scales of the KV cache from the first batch", "calculate_kv_scales=False"
+        )
     if vllm_config.model_config.attention_chunk_size is not None:
         raise _unsupported("chunked local attention", "full attention")
+
+
+def check_window(vllm_config: Any) -> None:
+    """Refuse sliding windows where vLLM does not hand over what its cache is like (0.11).
+
+    Raises
+    ------
+    UnsupportedEngineError
+        Naming the window.
+    """
+    window = vllm_config.model_config.get_sliding_window()
+    if window is not None:
+        raise _unsupported(f"a sliding window of {window} tokens", "full attention")
 
 
 def check_groups(cache_config: Any) -> None:
@@ -70,16 +93,27 @@ def check_groups(cache_config: Any) -> None:
         )
 
 
-def check_order(vllm_config: Any) -> None:
-    """Refuse layered loads where a step is scheduled before the one before it has ended.
+def check_layered(vllm_config: Any, *, is_possible: bool) -> None:
+    """Refuse layered loads where a failed one could not be put right.
 
-    What was computed upon a load that fell short has to be known before anybody builds upon it.
+    What was computed upon a load that fell short has to be known before anybody builds upon it, so
+    a step must not be scheduled before the one before it has ended. Before 0.32, vLLM passes over
+    the waits in captured graphs, and over failed loads of requests that were preempted.
+
+    Parameters
+    ----------
+    vllm_config
+        vLLM's configuration.
+    is_possible
+        Whether this version of vLLM can.
 
     Raises
     ------
     UnsupportedEngineError
         Naming what to change.
     """
+    if not is_possible:
+        raise _unsupported("layered loads with this version of vLLM", "load='async', or vLLM 0.32")
     if getattr(vllm_config.scheduler_config, "async_scheduling", False):
         raise _unsupported(
             "layered loads and asynchronous scheduling", "async_scheduling=False, or load='async'"

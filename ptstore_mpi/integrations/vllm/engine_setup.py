@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptstore_mpi.errors import ConfigError
+from ptstore_mpi.integrations.vllm.store_thread import NOTE, at_once
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -170,24 +171,36 @@ def settle(llm: LLM, timeout_s: float = 60.0) -> bool:
     -------
     bool
         False: not within ``timeout_s``.
+
+    Raises
+    ------
+    RuntimeError
+        Requests have not ended: their answers would be lost.
     """
     scheduler = _engine_core(llm).scheduler
+    if scheduler.has_unfinished_requests():
+        raise RuntimeError("settle: expected all requests to have ended, some have not")
     end_s = time.monotonic() + timeout_s
-    while scheduler.has_finished_requests() or _delayed(scheduler):
+    link = getattr(scheduler.connector, "_link", None)
+    if link is not None:
+        link.thread.release_held()
+        last = link.thread.submit(at_once(lambda: None), NOTE)  # nothing is less urgent
+        if not link.thread.wait([last], timeout_s):
+            return False
+    # Before 0.32 an engine with nothing to do takes one step more, which hears of all of them.
+    while scheduler.has_finished_requests() or (
+        scheduler.connector is not None and scheduler.requests
+    ):
         if time.monotonic() > end_s:
             return False
         llm.llm_engine.step()
-        time.sleep(0.0005)
-    link = getattr(scheduler.connector, "_link", None)
-    if link is None:
-        return True
-    tasks = [task for record in link.saves.values() for task in record.tasks]
-    return bool(link.thread.wait(tasks, max(end_s - time.monotonic(), 0.0)))
+    return True
 
 
 def release(llm: LLM) -> None:
     """End an engine so that another can be built in this process; ``llm`` is of no use after it."""
-    settle(llm)
+    if not _engine_core(llm).scheduler.has_unfinished_requests():
+        settle(llm)
     _engine_core(llm).shutdown()
     llm.llm_engine = None
     gc.collect()
@@ -199,10 +212,6 @@ def _address(hosts: list[str]) -> str:
 
 def _engine_core(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core
-
-
-def _delayed(scheduler: Any) -> bool:
-    return scheduler.connector is not None and len(scheduler.requests) > 0
 
 
 def _is_on_cpu() -> bool:

@@ -8,19 +8,21 @@ The CUDA side was **not yet run on a device**.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Fence", "StepClock"]
+__all__ = ["Fence", "StepClock", "current_device"]
 
 
 class Fence:
     """What was under way on this thread's stream."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any, device: torch.device) -> None:
         self._event = event
+        self._device = device
 
     @classmethod
     def on(cls, device: torch.device) -> Fence | None:
@@ -31,13 +33,23 @@ class Fence:
 
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
-        return cls(event)
+        return cls(event, device)
 
     def wait(self) -> None:
         """Make the stream of the calling thread wait; copies of the store wait for that one."""
         import torch
 
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+def current_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device this thread's own: another thread's choice does not hold here."""
+    if device.type != "cuda":
+        return nullcontext()
+    import torch
+
+    chosen: AbstractContextManager[Any] = torch.cuda.device(device)
+    return chosen
 
 
 class StepClock:

@@ -19,7 +19,13 @@ from ptstore_mpi.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["engine_identity", "folder_digest", "instruction_set", "request_identity"]
+__all__ = [
+    "engine_identity",
+    "folder_digest",
+    "instruction_set",
+    "request_identity",
+    "weights_identity",
+]
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _DIGITS = 32
@@ -55,7 +61,7 @@ def engine_identity(
         "block_tokens": str(cache.block_size),
         "tensor_parallel": f"{parallel.tensor_parallel_size}:{_tensor_rank()}",
     }
-    return model_id or _model_id(model, vllm_config.load_config), facts
+    return model_id or weights_identity(vllm_config), facts
 
 
 def request_identity(request: Any) -> dict[str, str]:
@@ -125,9 +131,17 @@ def _file_digest(file: Path, nbytes: int, changed_ns: int) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _model_id(model: Any, load: Any) -> str:
+def weights_identity(vllm_config: Any) -> str:
+    """Return what names an engine's weights: a digest of its files, or revision and name.
+
+    Raises
+    ------
+    ConfigError
+        A model of the hub without a revision, or a folder without weights.
+    """
+    model = vllm_config.model_config
     folder = Path(model.model)
-    if str(load.load_format) == "dummy":
+    if str(vllm_config.load_config.load_format) == "dummy":
         return f"dummy-{model.seed}"
     if folder.is_dir():
         return f"files-{folder_digest(folder)}"
@@ -171,7 +185,11 @@ def _tensor_rank() -> int:
 def _lora_digest(name: str, path: str) -> str:
     """Return a digest of an adapter's files, looked at each time: they may be loaded in place."""
     folder = Path(path)
-    return folder_digest(folder) if folder.is_dir() else f"{name}@{path}"
+    if not folder.is_dir():
+        return f"{name}@{path}"
+    config = folder / "adapter_config.json"
+    settings = _digest(config.read_text()) if config.is_file() else ""
+    return f"{folder_digest(folder)}/{settings}"
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,8 @@ the scheduler's side decides, the worker's side carries out.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,13 @@ from ptstore_mpi import SOURCES, CapacityError, LoadResult, Match, Namespace, St
 from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.integrations.fetch_or_recompute import FetchOrRecompute, expected_sources
 from ptstore_mpi.integrations.vllm.blocks import BlockPool
+from ptstore_mpi.integrations.vllm.fences import Fence, current_device
 from ptstore_mpi.integrations.vllm.group import Alone, Group
-from ptstore_mpi.integrations.vllm.identity import engine_identity, request_identity
+from ptstore_mpi.integrations.vllm.identity import (
+    engine_identity,
+    request_identity,
+    weights_identity,
+)
 from ptstore_mpi.integrations.vllm.plans import (
     Load,
     SavePlan,
@@ -49,6 +55,8 @@ class EngineLink:
         The store, and who performs its operations.
     settings
         Of the connector.
+    block_tokens
+        Tokens of a block of vLLM.
     pool
         vLLM's blocks; None until they are registered.
     fetch
@@ -66,7 +74,9 @@ class EngineLink:
     results
         What a load brought, by request, until it is told.
     weight_epoch
-        Number of the weights.
+        Name of the weights.
+    spoiled
+        vLLM's blocks that hold what was computed upon a short load, until they are told.
     """
 
     def __init__(
@@ -84,18 +94,17 @@ class EngineLink:
         self.failed: dict[str, int] = {}
         self.replan: set[str] = set()
         self.results: dict[str, LoadResult] = {}
-        self.weight_epoch = settings.weight_epoch
+        self.weight_epoch = str(settings.weight_epoch)
+        self.spoiled: set[int] = set()
         self.counters: Counter[str] = Counter()
-        self.reports: list[SaveReport] = []
+        self._counting = threading.Lock()  # both threads count
+        self.reports: deque[SaveReport] = deque(maxlen=_MOST_REPORTS)
         self._told: Counter[str] = Counter()
+        self.block_tokens = int(vllm_config.cache_config.block_size)
         self._vllm_config = vllm_config
+        self._model_id = ""
         self._identity: tuple[str, dict[str, str]] | None = None
         self._namespaces: dict[tuple[tuple[str, str], ...], Namespace] = {}
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block of vLLM."""
-        return int(self._vllm_config.cache_config.block_size)
 
     def register(
         self, caches: Mapping[str, Tensor], *, block_count: int | None, splits_kv: bool
@@ -116,11 +125,27 @@ class EngineLink:
                 f"expected segment_tokens of the store to be a multiple of vLLM's block_size "
                 f"({self.block_tokens}), got {segment_tokens}"
             )
+        # All weights are read for it: now, not when the first request waits.
+        self._model_id = self.settings.model_id or weights_identity(self._vllm_config)
+
+    def close(self) -> None:
+        """Let the engine's memory go; what was counted stays."""
+        self.pool = self._vllm_config = None
+        self._namespaces.clear()
+
+    def name_weights(self, name: str) -> None:
+        """Say that the engine has other weights now: only engines that say the same share KV."""
+        self.weight_epoch = name
+
+    def fence(self) -> Fence | None:
+        """Return a fence behind what the engine's device does now; None: nothing."""
+        assert self.pool is not None
+        return Fence.on(self.pool.device)
 
     def namespace_of(self, request: Any) -> Namespace:
         """Return the namespace of a request's KV."""
         facts = request_identity(request)
-        key = tuple(sorted({**facts, "epoch": str(self.weight_epoch)}.items()))
+        key = tuple(sorted({**facts, "epoch": self.weight_epoch}.items()))
         found = self._namespaces.get(key)
         if found is None:
             if len(self._namespaces) >= _MOST_NAMESPACES:
@@ -130,7 +155,7 @@ class EngineLink:
                 self._identity = engine_identity(
                     self._vllm_config,
                     version=_version(),
-                    model_id=self.settings.model_id,
+                    model_id=self._model_id,
                     tensor_shape=self.pool.shape,
                 )
             model, identity = self._identity
@@ -138,7 +163,7 @@ class EngineLink:
                 model,
                 self.pool.layout,
                 salt=self.settings.salt,
-                weight_epoch=str(self.weight_epoch),
+                weight_epoch=self.weight_epoch,
                 **identity,
                 **facts,
             )
@@ -154,6 +179,14 @@ class EngineLink:
         )
         self.count_tokens({"engine": have_tokens}, prompt_tokens)
 
+    def load_to_host(
+        self, namespace: Namespace, match: Match, host: list[Any], have_tokens: int
+    ) -> LoadResult:
+        """Load into host buffers, and count it, whoever waits for it still. The thread calls it."""
+        result = namespace.load(match, host, skip_tokens=have_tokens)
+        self.note_load(result, match, have_tokens=have_tokens)
+        return result
+
     def note_load(self, result: LoadResult, match: Match, *, have_tokens: int) -> None:
         """Take note of a load of ``match`` that has ended."""
         asked = match.prompt_tokens
@@ -161,7 +194,7 @@ class EngineLink:
         if result.reason == "late" and sum(brought.values()) <= have_tokens:
             brought = self.expected_sources(match, have_tokens)  # for nothing, in all of its time
         self.fetch.note_load(brought, result.seconds)
-        self.counters[f"load_{result.reason}_count"] += 1
+        self.count({f"load_{result.reason}_count": 1})
         self.count_tokens(result.by_source, asked)
 
     def expected_sources(self, match: Match, have_tokens: int) -> dict[str, int]:
@@ -171,14 +204,19 @@ class EngineLink:
 
     def count_tokens(self, by_source: Mapping[str, int], asked: int) -> None:
         """Count a request's tokens by source, for vLLM's own statistics."""
-        self.counters["asked_tokens"] += asked
-        for source in SOURCES:
-            self.counters[f"{source}_tokens"] += by_source.get(source, 0)
-        self.counters["recomputed_tokens"] += asked - sum(by_source.values())
+        tokens = {f"{source}_tokens": by_source.get(source, 0) for source in SOURCES}
+        recomputed = asked - sum(by_source.values())
+        self.count({"asked_tokens": asked, **tokens, "recomputed_tokens": recomputed})
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Add to the counters."""
+        with self._counting:
+            self.counters.update(counts)
 
     def take_counted(self) -> dict[str, int]:
         """Return how much the counters grew since last time."""
-        now = Counter(self.counters)
+        with self._counting:
+            now = Counter(self.counters)
         grown = dict(now - self._told)
         self._told = now
         return grown
@@ -204,7 +242,9 @@ class EngineLink:
         record.token_count += token_count
         return True
 
-    def submit_save(self, plan: SavePlan, *, fence: Any = None, hold: bool = False) -> None:
+    def submit_save(
+        self, plan: SavePlan, *, fence: Fence | None = None, hold: bool = False
+    ) -> None:
         """Start a save that `plan_save` made room for."""
         record, totals = self.saves[plan.request_id], SaveTotals()
         record.totals.append(totals)
@@ -241,13 +281,11 @@ class EngineLink:
 
     def report(self, report: SaveReport) -> None:
         """Take note of what came of a save."""
-        self.counters[f"save_{report.reason}_count"] += 1
-        self.counters["saved_tokens"] += report.tokens
-        self.counters["saved_bytes"] += report.bytes
-        if len(self.reports) < _MOST_REPORTS:  # nobody asks for them in a server
-            self.reports.append(report)
+        counts = {"saved_tokens": report.tokens, "saved_bytes": report.bytes}
+        self.count({**counts, f"save_{report.reason}_count": 1})
+        self.reports.append(report)
 
-    def _save(self, plan: SavePlan, fence: Any, totals: SaveTotals) -> Slices[None]:
+    def _save(self, plan: SavePlan, fence: Fence | None, totals: SaveTotals) -> Slices[None]:
         """Store slice by slice, so that a match never waits for a long prompt."""
         assert self.pool is not None
         if fence is not None:
@@ -258,9 +296,12 @@ class EngineLink:
         verified = len(plan.tokens) if plan.verified_tokens is None else plan.verified_tokens
         for end in [*range(step, len(plan.tokens), step), len(plan.tokens)]:
             try:
-                result = plan.namespace.store(
-                    plan.tokens[:end], views, verified_tokens=verified if verified < end else None
-                )
+                with current_device(self.pool.device):
+                    result = plan.namespace.store(
+                        plan.tokens[:end],
+                        views,
+                        verified_tokens=verified if verified < end else None,
+                    )
             except CapacityError:
                 reason = "too_large"
                 break

@@ -113,6 +113,8 @@ class Load:
         Leading tensors of the layout that are there and trusted.
     until_s
         How long a step waits for it, on the monotonic clock.
+    layers
+        Layers that were waited for.
     was_missed
         Whether a layer was computed without it: whatever it brings is of no use any more.
     is_awaited
@@ -125,6 +127,7 @@ class Load:
     task: Task[LoadResult] | None = None
     ready_tensors: int = 0
     until_s: float = 0.0
+    layers: set[str] = field(default_factory=set)
     was_missed: bool = False
     is_awaited: bool = True
     is_orphan: bool = False

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,10 +70,10 @@ class SchedulerSide:
         tracked = self._track(request)
         decision = tracked.decision
         if decision is None or decision.have_tokens != have_tokens:
-            decision = self._decide(tracked, have_tokens)
+            # Also where there is none yet: what was decided for another question is void.
+            decision = tracked.decision = self._decide(tracked, have_tokens)
             if decision is None:
                 return None, False
-            tracked.decision = decision
         return decision.external_tokens, self._is_async and decision.external_tokens > 0
 
     def blocks_given(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
@@ -161,6 +162,8 @@ class SchedulerSide:
             return False, None
         link, name = self._link, tracked.name
         self._drop_host(tracked)
+        if tracked.match_task is not None:
+            link.thread.abandon([tracked.match_task])
         if tracked.was_preempted and name in link.saves:
             self._preempted.append(name)
         self._planned = [plan for plan in self._planned if plan.request_id != name]
@@ -184,9 +187,25 @@ class SchedulerSide:
         expected = self._link.expected_sources(decision.match, decision.have_tokens)
         return min(external_tokens, sum(expected.values()) - expected.get("remote", 0))
 
+    def take_spoiled(self) -> set[int]:
+        """Return the blocks from a short layered load's end on, of all that hold them."""
+        first, self._link.spoiled = self._link.spoiled, set()
+        spoiled = set(first)
+        for tracked in self._tracked.values() if first else ():
+            for place, block in enumerate(tracked.block_ids):
+                if block in first:
+                    spoiled.update(tracked.block_ids[place:])
+                    break
+        return spoiled
+
     def reset(self) -> None:
-        """Forget everything stored under the weights so far: they have changed."""
-        self._link.weight_epoch += 1
+        """Forget everything stored under the weights so far: they have changed.
+
+        What was computed in part with the old ones is not stored.
+        """
+        self._link.name_weights(uuid.uuid4().hex)
+        for tracked in self._tracked.values():
+            tracked.saves = False
         waiting = [name for name, tracked in self._tracked.items() if not tracked.block_ids]
         for name in waiting:
             self._drop_host(self._tracked.pop(name))
@@ -266,7 +285,7 @@ class SchedulerSide:
             found_tokens=found.tokens,
             expected=link.expected_sources(found, have_tokens),
         )
-        link.counters[f"fetch_{verdict.reason}_count"] += 1
+        link.count({f"fetch_{verdict.reason}_count": 1})
         tracked.worth = (have_tokens, found.tokens if verdict.fetch else 0)
         return tracked.worth[1]
 
@@ -280,10 +299,10 @@ class SchedulerSide:
         if tracked.host_task is None:
             busy = sum(other.host is not None for other in self._tracked.values())
             if busy < _MOST_HOST_LOADS:
-                tracked.host_skip_tokens, tracked.is_host_noted = have_tokens, False
+                tracked.host_skip_tokens = have_tokens
                 host = tracked.host = link.pool.host_buffers(match.tokens // link.block_tokens)
                 tracked.host_task = link.thread.submit(
-                    at_once(lambda: namespace.load(match, host, skip_tokens=have_tokens)), LOAD
+                    at_once(lambda: link.load_to_host(namespace, match, host, have_tokens)), LOAD
                 )
         task = tracked.host_task
         if task is not None:
@@ -292,9 +311,7 @@ class SchedulerSide:
         (agreed,) = link.group.smallest([-1 if result is None else result.tokens])
         if agreed < 0 or result is None:
             return None
-        if not tracked.is_host_noted:
-            tracked.is_host_noted = tracked.is_counted = True
-            link.note_load(result, match, have_tokens=tracked.host_skip_tokens)
+        tracked.is_counted = task is not None and task.error is None
         tracked.facts |= facts_of(result.by_source, len(tracked.tokens))
         tracked.facts |= {"load_s": result.seconds, "load_reason": result.reason}
         tracked.facts |= {"match_s": match.seconds, "reason": result.reason}
@@ -309,6 +326,7 @@ class SchedulerSide:
     def _plan_load(self, tracked: Tracked, decision: Decision, external_tokens: int) -> None:
         match, end = decision.match, decision.have_tokens + external_tokens
         assert tracked.namespace is not None
+        assert tracked.host_task is None or tracked.host_task.is_done
         if end < match.tokens:
             match = tracked.namespace.cut(match, tracked.tokens, end)
         self._planned.append(
@@ -354,7 +372,8 @@ class SchedulerSide:
         if link.plan_save(tracked.name, whole):
             ids = block_array(list(block_ids), whole, link.block_tokens)
             failed = link.failed.get(tracked.name, tracked.short_tokens)
-            link.submit_save(SavePlan(tracked.name, tracked.namespace, tokens[:whole], ids, failed))
+            plan = SavePlan(tracked.name, tracked.namespace, tokens[:whole], ids, failed)
+            link.submit_save(plan, fence=link.fence())
 
     def _take_result(self, tracked: Tracked) -> None:
         result = self._link.results.pop(tracked.name, None)
@@ -363,14 +382,9 @@ class SchedulerSide:
             tracked.facts |= {"load_s": result.seconds, "load_reason": result.reason}
 
     def _drop_host(self, tracked: Tracked) -> None:
-        task = tracked.host_task
-        if task is not None:
-            self._link.thread.cancel([task])
-            result = None if task.error is not None else task.result
-            if result is not None and not tracked.is_host_noted:
-                # The store has counted it as a request of its own.
-                asked = Match(0, len(tracked.tokens), result.reason)
-                self._link.note_load(result, asked, have_tokens=tracked.host_skip_tokens)
+        """Give the host memory of a request back; a load into it that runs goes on by itself."""
+        if tracked.host_task is not None:
+            self._link.thread.abandon([tracked.host_task])
         tracked.host, tracked.host_task = None, None
 
 

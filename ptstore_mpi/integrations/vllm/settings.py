@@ -41,7 +41,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     model_id
         Name of weights and revision; empty: a digest of the model's files.
     weight_epoch
-        Number of the weights, where a running job changes them; `reset_cache` adds 1.
+        Number of the weights that the engine begins with, where a job changes them as it runs.
     salt
         Sets tenants apart.
     """

@@ -53,8 +53,8 @@ class Tracked:
         How often it was preempted when it was asked about; None: vLLM does not say.
     tokens
         All its tokens then.
-    match_task, host_task, host, host_skip_tokens, is_host_noted
-        Match, and load into host memory, under way or done, and whether that was counted.
+    match_task, host_task, host, host_skip_tokens
+        Match, and load into host memory, under way or done.
     found
         What the match came to.
     short_tokens
@@ -81,7 +81,6 @@ class Tracked:
     host_task: Task[LoadResult] | None = None
     host: list[Any] | None = None
     host_skip_tokens: int = 0
-    is_host_noted: bool = False
     found: Match | None = None
     short_tokens: int | None = None
     worth: tuple[int, int] | None = None

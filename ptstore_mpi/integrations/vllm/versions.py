@@ -30,8 +30,11 @@ def generation_of(version: str, like: str = "") -> type[Api]:
     wanted = like or ".".join(version.split(".")[:2])
     if wanted in GENERATIONS:
         return GENERATIONS[wanted]
-    tested = [name for api in GENERATIONS.values() for name in api.TESTED]
+    run = [name for api in GENERATIONS.values() for name in api.RUN]
+    checked = [name for api in GENERATIONS.values() for name in api.CHECKED]
     raise VllmVersionError(
-        f"PTStoreConnector: expected vLLM {', '.join(tested)} (or another patch of these), found "
-        f"{like or version}; to try it as one of {', '.join(GENERATIONS)} set PTSTORE_VLLM_API"
+        f"PTStoreConnector: expected vLLM {', '.join(run)}, with which it was run, or "
+        f"{', '.join(checked)}, whose sources it was checked against (or another patch of these), "
+        f"found {like or version}; to try it as one of {', '.join(GENERATIONS)} set "
+        "PTSTORE_VLLM_API"
     )

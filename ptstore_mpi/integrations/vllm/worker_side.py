@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ptstore_mpi import LoadResult
-from ptstore_mpi.integrations.vllm.fences import Fence, StepClock
+from ptstore_mpi.integrations.vllm.fences import Fence, StepClock, current_device
 from ptstore_mpi.integrations.vllm.link import EngineLink
 from ptstore_mpi.integrations.vllm.plans import Load, Prefill, StepPlan
 from ptstore_mpi.integrations.vllm.store_thread import LOAD, Slices
@@ -31,7 +31,6 @@ __all__ = ["WorkerSide"]
 IDLE_WAIT_S = 0.002
 """How long a step that computes nothing waits for a load to end."""
 
-_NEVER_RAN = ("error", "ended")  # reasons of loads that the store has not counted
 _MOST_MEASURED = 64
 _log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class WorkerSide:
             load = Load(plan, is_awaited=not self._is_layered)
             load.until_s = time.monotonic() + self._link.store.config.load_timeout_s
             self._link.loads[plan.request_id] = load
-            load.task = self._link.thread.submit(self._load(load, self._fence()), LOAD)
+            load.task = self._link.thread.submit(self._load(load, self._link.fence()), LOAD)
 
     def wait_for_layer(self, layer: str) -> None:
         """Wait until a layer's blocks are there, or their load has ended short."""
@@ -97,6 +96,7 @@ class WorkerSide:
         started = time.perf_counter()
         for load in list(self._link.loads.values()):
             self._await(load, wanted)
+            load.layers.add(layer)
         self._waited_s += time.perf_counter() - started
 
     def end_step(self) -> None:
@@ -108,8 +108,10 @@ class WorkerSide:
             loads = list(self._link.loads.values())
             for load in loads:
                 self._await(load, None)
+                # A captured graph may pass over the waits: then it read what was not there yet.
+                load.was_missed |= not load.layers >= self._layers
             self._link.thread.cancel([load.task for load in loads if load.task is not None])
-        self._computed = self._fence() if self._plan.saves else None
+        self._computed = self._link.fence() if self._plan.saves else None
         self._stop_clock()
 
     def finished(self, ended_requests: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -169,6 +171,7 @@ class WorkerSide:
         tasks = [load.task for load in link.loads.values() if load.task is not None]
         tasks += [task for record in link.saves.values() for task in record.tasks]
         link.thread.cancel(tasks)
+        link.close()
 
     def _stop_clock(self) -> None:
         """End the measurement of this step, and take note of those that are known by now."""
@@ -197,12 +200,13 @@ class WorkerSide:
             load.ready_tensors = tensors
             thread.notify()
 
-        result = plan.namespace.load(
-            plan.match,
-            self._link.pool.views(plan.block_ids),
-            skip_tokens=plan.skip_tokens,
-            progress=progress if self._is_layered else None,
-        )
+        with current_device(self._link.pool.device):
+            result = plan.namespace.load(
+                plan.match,
+                self._link.pool.views(plan.block_ids),
+                skip_tokens=plan.skip_tokens,
+                progress=progress if self._is_layered else None,
+            )
         yield from ()
         return result
 
@@ -214,7 +218,7 @@ class WorkerSide:
         result = _result_of(load)
         if load.task is not None and load.task.error is not None:
             _log.error("a load failed; its tokens are computed", exc_info=load.task.error)
-        if result.reason in _NEVER_RAN:
+        if load.task is None or load.task.error is not None or load.task.is_cancelled:
             link.count_without_load(
                 plan.namespace,
                 prompt_tokens=plan.match.prompt_tokens,
@@ -234,6 +238,8 @@ class WorkerSide:
             link.failed[name] = tokens
             link.replan.add(name)
             first = max(tokens, plan.skip_tokens) // link.block_tokens
+            if not load.is_awaited:
+                link.spoiled.add(int(plan.block_ids[first]))
             return {int(block) for block in plan.block_ids[first:]}
         return set()
 
@@ -246,10 +252,10 @@ class WorkerSide:
             max(load.until_s - time.monotonic(), 0.0),
         )
 
-    def _fence(self) -> Fence | None:
+    @property
+    def _layers(self) -> set[str]:
         pool = self._link.pool
-        assert pool is not None
-        return Fence.on(pool.device)
+        return set(pool.layer_ends) if pool is not None else set()
 
 
 def _brought(load: Load) -> int:
