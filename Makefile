@@ -148,7 +148,7 @@ $(VENV_VLLM)/wheels/.fetched: $(VENV_VLLM)/.installed
 setup-vllm: $(VENV_VLLM)/.installed
 
 test-vllm: $(VENV_VLLM)/wheels/.fetched
-	PTSTORE_VLLM_WHEELS=$(abspath $(<D)) $(VENV_VLLM)/bin/python -m pytest $(PYTEST_ARGS) -m vllm \
+	WHEELS_OF_VLLM=$(abspath $(<D)) $(VENV_VLLM)/bin/python -m pytest $(PYTEST_ARGS) -m vllm \
 	    tests/vllm_lane tests/integrations/test_vllm_api.py tests/experiments
 
 demo-vllm: $(VENV_VLLM)/.installed

@@ -20,7 +20,7 @@ from ptstore_mpi.types import PAGE_BYTES
 
 __all__ = ["Config", "parse_bytes"]
 
-_OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE"}
+_OTHER_VARIABLES = {"PTSTORE_CONFIG", "PTSTORE_DATA", "PTSTORE_CACHE", "PTSTORE_VLLM_API"}
 _FROM_ENVIRONMENT = "environment variable PTSTORE_*"
 _ZERO_MEANS = {
     "assumed_disk_s": "as measured",

@@ -1,6 +1,6 @@
 """The connector's API classes against the sources of the versions of vLLM that they speak to.
 
-Nothing of vLLM is imported: `PTSTORE_VLLM_WHEELS` names a folder with its wheels.
+Nothing of vLLM is imported: `WHEELS_OF_VLLM` names a folder with its wheels.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 from vllm_stand_ins import LIMIT_S, VERSION, busy, engines, install_vllm, request_of
 
+from ptstore_mpi import ConfigError
 from ptstore_mpi.integrations.vllm import (
     VllmVersionError,
     build_llm,
@@ -37,6 +38,10 @@ def add_modules(monkeypatch, **contents):
         module.__path__ = []
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+class StandInLLM(SimpleNamespace):
+    """What ``vllm.LLM`` is given; unlike its base it can be referred to weakly."""
 
 
 @dataclass
@@ -70,7 +75,8 @@ def vllm(monkeypatch):
         vllm__config={"KVTransferConfig": NewTransferConfig},
         vllm__platforms={"current_platform": platform},
     )
-    monkeypatch.setattr(sys.modules["vllm"], "LLM", SimpleNamespace, raising=False)
+    monkeypatch.setattr("ptstore_mpi.integrations.vllm.engine_setup._alive", [])
+    monkeypatch.setattr(sys.modules["vllm"], "LLM", StandInLLM, raising=False)
     return platform
 
 
@@ -85,6 +91,9 @@ def test_an_engine_has_what_all_have_in_common(vllm, tmp_path):
         "kv_cache_memory_bytes": 1 << 30,  # vLLM would take nearly all that there is
     }
     vllm.is_cpu = lambda: False
+    with pytest.raises(ConfigError, match="release the first one"):
+        build_llm("m")
+    del llm
     on_a_device = build_llm("m")
     assert on_a_device.enforce_eager is False
     assert not hasattr(on_a_device, "kv_cache_memory_bytes")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm_stand_ins import LIMIT_S, busy
 
+from ptstore_mpi import ClosedError
 from ptstore_mpi.integrations.vllm import store_thread as module
 from ptstore_mpi.integrations.vllm.store_thread import (
     LOAD,
@@ -278,7 +279,7 @@ def test_closing_ends_everything(said, monkeypatch):
 def test_nothing_can_be_submitted_after_the_end():
     thread = StoreThread()
     thread.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClosedError, match="detached"):
         thread.submit(at_once(lambda: 1), SAVE)
 
 

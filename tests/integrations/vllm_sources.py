@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-FOLDER = "PTSTORE_VLLM_WHEELS"
+FOLDER = "WHEELS_OF_VLLM"
 V1 = "vllm/distributed/kv_transfer/kv_connector/v1"
 
 _KINDS = ("property", "classmethod", "staticmethod")

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ptstore_mpi import SOURCES, Namespace
-from ptstore_mpi.integrations.vllm import build_llm, release
+from ptstore_mpi.integrations.vllm import build_llm, engine_setup, release
 from ptstore_mpi.integrations.vllm.store_thread import LOAD, NOTE, at_once
 
 BLOCK = 32
@@ -58,6 +58,7 @@ class Engine:
         self.attachment = attachment
         self._state = kv_transfer_state
         self._state._KV_CONNECTOR_AGENT = None
+        engine_setup._alive.clear()
         self.llm = build_llm(model, connector=connector, **{**ARGUMENTS, **arguments})
         self._agent = self._state._KV_CONNECTOR_AGENT
         self._numbers = itertools.count()

@@ -98,9 +98,11 @@ def attach(store: Store) -> Iterator[Attachment]:
 
     Raises
     ------
-    ConfigError
-        Another store is attached.
+    ConfigError, TypeError
+        Another store is attached, or it is none.
     """
+    if not isinstance(store, Store):
+        raise TypeError(f"attach: expected a Store, got {store!r:.80}")
     if _current:
         raise ConfigError("attach: expected no store to be attached, there is one already")
     attachment = Attachment(store)

@@ -47,6 +47,16 @@ def check_engine(vllm_config: Any) -> None:
             f"tensor parallelism in processes of vLLM's own ({backend})",
             "distributed_executor_backend='external_launcher', each rank a client of the store",
         )
+    transfer = vllm_config.kv_transfer_config
+    policy = getattr(transfer, "kv_load_failure_policy", "recompute")
+    if policy != "recompute":
+        raise _unsupported(
+            f"kv_load_failure_policy={policy!r}, which fails requests",
+            "'recompute': what does not load is computed",
+        )
+    role = getattr(transfer, "kv_role", "kv_both")
+    if role != "kv_both":
+        raise _unsupported(f"kv_role={role!r}", "'kv_both'; settings say what is saved")
     if vllm_config.speculative_config is not None:
         raise _unsupported("speculative decoding", "none")
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0":

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ __all__ = ["build_llm", "join_ranks", "kv_transfer_config", "prepare_process", "
 MODULE = "ptstore_mpi.integrations.vllm.connector"
 
 _CPU_CACHE_BYTES = 1 << 30
+_alive: list[weakref.ref[Any]] = []  # the engine of this process
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -122,7 +124,7 @@ def build_llm(
     connector: Mapping[str, Any] | None = None,
     **engine_args: Any,
 ) -> LLM:
-    """Build a ``vllm.LLM`` in this process.
+    """Build a ``vllm.LLM`` in this process, which has room for one: `release` it before another.
 
     Collective: no; with tensor parallelism over the ranks of the engine.
 
@@ -140,7 +142,18 @@ def build_llm(
         store must be attached.
     engine_args
         Anything else that ``vllm.LLM`` takes.
+
+    Raises
+    ------
+    ConfigError
+        Another engine of this process is not released, or settings are no settings.
     """
+    if any(built() is not None for built in _alive):
+        raise ConfigError("build_llm: expected no engine in this process, release the first one")
+    if connector is not None and not isinstance(connector, Mapping):
+        raise ConfigError(f"connector: expected settings, such as {{}}, got {connector!r:.80}")
+    if engine_args.get("distributed_executor_backend") == "external_launcher":
+        _check_launcher()
     from vllm import LLM
 
     arguments: dict[str, Any] = {
@@ -158,7 +171,13 @@ def build_llm(
         arguments["kv_cache_memory_bytes"] = kv_cache_bytes
     if connector is not None:
         arguments["kv_transfer_config"] = kv_transfer_config(connector)
-    return LLM(**{**arguments, **engine_args})
+    try:
+        llm = LLM(**{**arguments, **engine_args})
+    except BaseException:
+        _clean_up()  # of what was built, and would meet the next engine
+        raise
+    _alive[:] = [weakref.ref(llm)]
+    return llm
 
 
 def settle(llm: LLM, timeout_s: float = 60.0) -> bool:
@@ -199,15 +218,46 @@ def settle(llm: LLM, timeout_s: float = 60.0) -> bool:
 
 def release(llm: LLM) -> None:
     """End an engine so that another can be built in this process; ``llm`` is of no use after it."""
-    if not _engine_core(llm).scheduler.has_unfinished_requests():
+    if llm.llm_engine is None:
+        return
+    core = _engine_core(llm)
+    if not core.scheduler.has_unfinished_requests():
         settle(llm)
-    _engine_core(llm).shutdown()
+    core.shutdown()
+    # Whoever lets go of it later would take the next engine down with it.
+    finalizer = getattr(llm.llm_engine.engine_core, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
+    core.shutdown = _nothing
     llm.llm_engine = None
+    _alive.clear()
     gc.collect()
 
 
 def _address(hosts: list[str]) -> str:
     return "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _clean_up() -> None:
+    """Take down what an engine that could not be built has left in vLLM's globals."""
+    from vllm.distributed.kv_transfer import kv_transfer_state
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    kv_transfer_state.ensure_kv_transfer_shutdown()
+    cleanup_dist_env_and_memory()
+
+
+def _check_launcher() -> None:
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"external_launcher: expected {', '.join(missing)} in the environment, found none; "
+            "call join_ranks on every rank of the engine first"
+        )
 
 
 def _engine_core(llm: Any) -> Any:

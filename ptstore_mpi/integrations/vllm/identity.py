@@ -120,13 +120,14 @@ def folder_digest(folder: Path) -> str:
     state = hashlib.sha256()
     for file in files:
         stat = file.stat()
-        state.update(f"{file.name} {_file_digest(file, stat.st_size, stat.st_mtime_ns)};".encode())
+        seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        state.update(f"{file.name} {_file_digest(file, seen)};".encode())
     return state.hexdigest()[:_DIGITS]
 
 
 @lru_cache
-def _file_digest(file: Path, nbytes: int, changed_ns: int) -> str:
-    """Return a file's digest, read once as long as it stays as it is."""
+def _file_digest(file: Path, seen: tuple[int, ...]) -> str:
+    """Return a file's digest, read once as long as it is ``seen`` to be as it was."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

@@ -114,8 +114,14 @@ class EngineLink:
         Raises
         ------
         ConfigError
-            The store cannot hold segments of this layout.
+            The store cannot hold segments of this layout, or another engine of this process has
+            registered its blocks: vLLM has one connector per process, and would mix them up.
         """
+        if self.pool is not None:
+            raise ConfigError(
+                "PTStoreConnector: expected one engine in this process, found a second one beside "
+                "one that is not released; see ptstore_mpi.integrations.vllm.release"
+            )
         self.pool = BlockPool(
             caches, block_count=block_count, block_tokens=self.block_tokens, splits_kv=splits_kv
         )

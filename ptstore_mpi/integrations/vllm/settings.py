@@ -65,6 +65,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         ConfigError
             An unknown name or an impossible value.
         """
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"kv_connector_extra_config: expected settings, got {given!r:.80}")
         try:
             return msgspec.convert(dict(given or {}), cls)
         except msgspec.ValidationError as error:

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from ptstore_mpi.errors import ClosedError
+
 __all__ = ["LOAD", "MATCH", "NOTE", "SAVE", "Slices", "StoreThread", "Task", "at_once"]
 
 T = TypeVar("T")
@@ -120,13 +122,16 @@ class StoreThread:
 
         Raises
         ------
-        RuntimeError
+        ClosedError
             The thread was closed.
         """
         task = Task(work, urgency)
         with self._changed:
             if self._closing:
-                raise RuntimeError("the thread of the store was closed")
+                raise ClosedError(
+                    "expected a store that is attached, it was detached: use engines within "
+                    "`with attach(store):`"
+                )
             if hold:
                 self._held.append(task)
             else:
