@@ -28,6 +28,7 @@ from experiments.common.model_setup import find_model
 from experiments.common.options import UsageError
 from experiments.common.progress import RunProgress
 from experiments.common.ranks import launcher_rank
+from experiments.common.vllm_answers import EngineError
 from experiments.exp_vllm_ttft import equal_tokens
 from experiments.reading import ReportError
 from experiments.vllm_overhead.engine import SETTINGS, Engine, open_vllm
@@ -41,7 +42,7 @@ from experiments.vllm_overhead.schedule import (
     system_of,
 )
 from experiments.vllm_overhead.tables import EXPERIMENT, PLAIN, SYSTEMS, batches_of, samples_of
-from experiments.vllm_ttft.engine import EngineError, prepare
+from experiments.vllm_ttft.engine import prepare
 
 if TYPE_CHECKING:
     from experiments.common.jobs import Member

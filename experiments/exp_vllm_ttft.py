@@ -32,8 +32,9 @@ from experiments.common.model_setup import find_model
 from experiments.common.options import UsageError
 from experiments.common.progress import RunProgress
 from experiments.common.ranks import launcher_rank
+from experiments.common.vllm_answers import EngineError
 from experiments.reading import ReportError
-from experiments.vllm_ttft.engine import CONNECTOR, Answer, Engine, EngineError, open_vllm, prepare
+from experiments.vllm_ttft.engine import CONNECTOR, Answer, Engine, open_vllm, prepare
 from experiments.vllm_ttft.options import Options, parse_options
 from experiments.vllm_ttft.prompts import Prompt, Prompts, agree_on_prompts
 from experiments.vllm_ttft.tables import EXPERIMENT, REFERENCES, SYSTEMS, samples_of

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.baselines.base import FirstToken, Sample, System
+from experiments.common.vllm_answers import first_token_s
 from experiments.common.workload import Request
 
 WARM_UP_TOKEN = 0
@@ -99,7 +100,7 @@ class VllmSystem(System):
         """Start what must be there before the engine; `stack` ends it after the engine."""
 
     def tokens_by_source(self, output: Any) -> dict[str, int]:
-        """Return where the tokens of a prompt came from, without those that were computed."""
+        """Return where the tokens of a prompt came from; the rest were computed."""
         return {"engine": output.num_cached_tokens or 0}
 
     def times(self, output: Any) -> tuple[float, float]:
@@ -134,9 +135,7 @@ class VllmSystem(System):
     def first_token(self, request: Request) -> FirstToken:
         """Have the engine answer."""
         output = self._generate(request.tokens.tolist())
-        if output.metrics is None:
-            raise RuntimeError(f"{self.name}: vLLM measured nothing: were its statistics off?")
-        ttft_s = output.metrics.first_token_latency
+        ttft_s = first_token_s(output)
         match_s, load_s = self.times(output)
         return FirstToken(
             token=output.outputs[0].token_ids[0],

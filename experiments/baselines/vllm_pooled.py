@@ -11,9 +11,8 @@ from typing import Any
 
 from experiments.baselines.base import Sample
 from experiments.baselines.vllm_base import EngineFacts, VllmSystem
+from experiments.common.vllm_answers import settle_saves, told_of
 from ptstore_mpi import SOURCES
-
-PARAMETERS = "ptstore"
 
 
 class VllmPTStore(VllmSystem):
@@ -48,18 +47,18 @@ class VllmPTStore(VllmSystem):
         self._attachment = stack.enter_context(attach(self._store))
 
     def tokens_by_source(self, output: Any) -> dict[str, int]:
-        """Return what the connector counted."""
-        counted = self._told(output)
+        """Return what the connector counted, with those that were computed."""
+        counted = told_of(output)
         return {source: counted[f"{source}_tokens"] for source in (*SOURCES, "recomputed")}
 
     def times(self, output: Any) -> tuple[float, float]:
         """Return what the connector measured; of what it did not do it says nothing."""
-        told = self._told(output)
+        told = told_of(output)
         return told.get("match_s", 0.0), told.get("load_s", 0.0)
 
     def reason(self, output: Any) -> str:
         """Return what the connector says."""
-        reason: str = self._told(output)["reason"]
+        reason: str = told_of(output)["reason"]
         return reason
 
     def drain(self) -> None:
@@ -75,21 +74,9 @@ class VllmPTStore(VllmSystem):
         sample.store_reason = "+".join(reasons) or "none"
 
     def _saves(self) -> list[tuple[str, int, str, float]]:
-        from ptstore_mpi.integrations.vllm import settle
-
-        if not settle(self._llm):
-            raise RuntimeError(f"{self.name}: vLLM's saves into the store did not end")
+        settle_saves(self._llm)
         saves: list[tuple[str, int, str, float]] = self._attachment.take_saves()
         return saves
-
-    def _told(self, output: Any) -> dict[str, Any]:
-        told: dict[str, Any] | None = (output.kv_transfer_params or {}).get(PARAMETERS)
-        if told is None:
-            raise RuntimeError(
-                f"{self.name}: expected {PARAMETERS!r} in the parameters that vLLM returned, found "
-                f"{output.kv_transfer_params!r:.200}: is the connector's version this one?"
-            )
-        return told
 
 
 class VllmEvoStore(VllmPTStore):

@@ -9,7 +9,6 @@ servers. Never imported by a server beyond `VllmEngine.require`, which loads not
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -21,13 +20,13 @@ from experiments.baselines.vllm_base import EngineFacts, VllmPrefix, VllmVanilla
 from experiments.baselines.vllm_pooled import VllmEvoStore, VllmPrefixNode, VllmPTStore
 from experiments.common.model_presets import GroupedAttention
 from experiments.common.options import UsageError
+from experiments.common.vllm_answers import NOT_INSTALLED, is_installed
 from experiments.common.workload import Workload
 from experiments.engines.base import Engine
 
 if TYPE_CHECKING:
     from experiments.common.options import Options
 
-NOT_INSTALLED = "vLLM is not installed: make setup-vllm"
 BLOCK_TOKENS = 16
 CPU_BLOCK_TOKENS = 128
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
@@ -72,8 +71,7 @@ class VllmEngine(Engine):
     @classmethod
     def require(cls) -> None:
         """See that vLLM is installed."""
-        found = importlib.util.find_spec("vllm")
-        if found is None or found.origin is None:  # a mere folder of that name has none
+        if not is_installed():
             raise UsageError(NOT_INSTALLED)
 
     @classmethod

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from experiments.common.vllm_answers import facts_of, first_token_s, settle_saves
 from experiments.vllm_overhead.options import Options
 from experiments.vllm_overhead.tables import CONNECTOR
-from experiments.vllm_ttft.engine import EngineError
 from ptstore_mpi import SOURCES
 
 if TYPE_CHECKING:
@@ -119,15 +119,12 @@ class _VllmEngine:
     def answer(self, prompts: Sequence[Sequence[int]]) -> Answered:
         from vllm import SamplingParams
 
-        from ptstore_mpi.integrations.vllm import settle
-
         params = SamplingParams(temperature=0, max_tokens=self._output_tokens, ignore_eos=True)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         outputs = self._llm.generate(asked, params, use_tqdm=False)
         wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        if not settle(self._llm):
-            raise EngineError("a save did not end in time")
+        settle_saves(self._llm)
         settled_s = time.perf_counter() - start_s
         settled_cpu_s = time.process_time() - start_cpu_s
         saves = [] if self._attachment is None else self._attachment.take_saves()
@@ -141,13 +138,11 @@ class _VllmEngine:
         )
 
     def _read(self, output: Any, saves: Sequence[Save]) -> Answer:
-        if output.metrics is None:
-            raise EngineError("vLLM measured nothing: it was built with disable_log_stats")
         facts = _own_facts(output) if self._attachment is None else _told_facts(output)
         return Answer(
             prompt_tokens=len(output.prompt_token_ids),
             tokens=tuple(output.outputs[0].token_ids),
-            ttft_s=float(output.metrics.first_token_latency),
+            ttft_s=first_token_s(output),
             facts=facts | saved_of(output.request_id, saves),
         )
 
@@ -170,8 +165,6 @@ def _own_facts(output: Any) -> dict[str, Any]:
 
 
 def _told_facts(output: Any) -> dict[str, Any]:
-    told = (output.kv_transfer_params or {}).get("ptstore")
-    if told is None:
-        raise EngineError("the connector said nothing of a request: is it switched on?")
-    tokens = {f"{name}_tokens": int(told[f"{name}_tokens"]) for name in (*SOURCES, "recomputed")}
-    return {**tokens, "match_s": float(told.get("match_s", 0.0)), "reason": str(told["reason"])}
+    facts = facts_of(output)
+    del facts["load_s"]  # nothing recurs: nothing is loaded
+    return facts

@@ -9,7 +9,6 @@ answer.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,20 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from experiments.common.vllm_answers import (
+    NOT_INSTALLED,
+    EngineError,
+    facts_of,
+    first_token_s,
+    is_installed,
+    settle_saves,
+)
 from experiments.vllm_ttft.options import Options
-from ptstore_mpi import SOURCES
 
 if TYPE_CHECKING:
     from ptstore_mpi import Store
 
-__all__ = ["Answer", "Engine", "EngineError", "is_installed", "open_vllm", "prepare"]
+__all__ = ["Answer", "Engine", "open_vllm", "prepare"]
 
 CONNECTOR = {"fetch": "always"}  # that a load is worth its while is the question, not the premise
-TIMES = ("match_s", "load_s")
-
-
-class EngineError(RuntimeError):
-    """vLLM is not there, or did not do what was asked of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +73,6 @@ class Engine(Protocol):
         """Settle, and empty the engine's own cache."""
 
 
-def is_installed() -> bool:
-    """Tell whether there is a vLLM, without importing it; a folder of this name is none."""
-    spec = importlib.util.find_spec("vllm")
-    return spec is not None and spec.origin is not None
-
-
 def prepare(options: Options) -> None:
     """Set up this process for vLLM, before anything imports it.
 
@@ -87,7 +82,7 @@ def prepare(options: Options) -> None:
         vLLM is not installed.
     """
     if not is_installed():
-        raise EngineError("vLLM is not installed: make setup-vllm")
+        raise EngineError(NOT_INSTALLED)
     from ptstore_mpi.integrations.vllm import prepare_process
 
     prepare_process(threads=options.threads)
@@ -151,9 +146,7 @@ class _VllmEngine:
         (output,) = self._llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
         cpu_s = time.process_time() - start_cpu_s
         total_s = time.perf_counter() - start_s
-        if output.metrics is None:
-            raise EngineError("vLLM measured nothing: it was built with disable_log_stats")
-        ttft_s = float(output.metrics.first_token_latency)
+        ttft_s = first_token_s(output)
         known_s = output.metrics.arrival_time + ttft_s
         ends = (cpu for end_s, cpu in self._steps if end_s >= known_s)
         first_cpu_s = next(ends, self._steps[-1][1])  # none: the clock was set
@@ -165,14 +158,11 @@ class _VllmEngine:
             ttft_cpu_s=first_cpu_s - start_cpu_s,
             total_s=total_s,
             cpu_s=cpu_s,
-            facts=_facts(output),
+            facts=facts_of(output),
         )
 
     def settle(self) -> None:
-        from ptstore_mpi.integrations.vllm import settle
-
-        if not settle(self._llm):
-            raise EngineError("a save did not end in time")
+        settle_saves(self._llm)
 
     def forget(self) -> None:
         self.settle()
@@ -188,12 +178,3 @@ class _VllmEngine:
             return outputs
 
         llm_engine.step = noted
-
-
-def _facts(output: Any) -> dict[str, Any]:
-    facts = (output.kv_transfer_params or {}).get("ptstore")
-    if facts is None:
-        raise EngineError("the connector said nothing of a request: is it switched on?")
-    tokens = {f"{name}_tokens": int(facts[f"{name}_tokens"]) for name in (*SOURCES, "recomputed")}
-    times = {name: float(facts.get(name, 0.0)) for name in TIMES}  # nothing loaded: no time
-    return {**tokens, **times, "reason": str(facts["reason"])}

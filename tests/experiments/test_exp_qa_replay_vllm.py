@@ -161,7 +161,7 @@ def test_an_error_ends_the_engine_before_its_store(run_driver, stand_in):
 
 def test_an_output_without_times_is_no_sample(run_driver, stand_in, monkeypatch):
     monkeypatch.setattr("stand_in_vllm.Metrics", lambda: None)
-    with pytest.raises(RuntimeError, match="vanilla: vLLM measured nothing"):
+    with pytest.raises(RuntimeError, match="vLLM measured nothing"):
         run_driver()
 
 

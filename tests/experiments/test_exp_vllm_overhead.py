@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import exp_vllm_overhead, record, report, report_vllm_overhead
+from experiments.common import vllm_answers
 from experiments.common.datasets import load_documents
 from experiments.common.options import UsageError
 from experiments.vllm_overhead.engine import saved_of
@@ -21,7 +22,6 @@ from experiments.vllm_overhead.schedule import (
     system_of,
 )
 from experiments.vllm_overhead.tables import BATCH_COLUMNS, SAMPLE_COLUMNS
-from experiments.vllm_ttft import engine
 from experiments.vllm_ttft.prompts import build_prompts
 from ptstore_mpi import file_stats
 from ptstore_mpi.testing.launching import find_mpiexec, run_ranks
@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused_by_name(arguments, complaint):
 
 
 def test_without_vllm_it_is_said(arguments, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(vllm_answers.importlib.util, "find_spec", lambda name: None)
     assert exp_vllm_overhead.main(arguments) == 2
     assert capsys.readouterr().err == "vLLM is not installed: make setup-vllm\n"
     assert not list(tmp_path.iterdir())
@@ -338,7 +338,7 @@ def test_a_file_without_a_system_is_refused(tmp_path, capsys):
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not engine.is_installed(), reason="vLLM is not installed")
+@pytest.mark.skipif(not vllm_answers.is_installed(), reason="vLLM is not installed")
 def test_with_vllm_outputs_are_equal_and_all_is_saved(repository, tmp_path, monkeypatch):
     if find_mpiexec() is None:
         pytest.skip("no mpiexec beside this Python or on the PATH")

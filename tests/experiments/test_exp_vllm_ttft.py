@@ -10,8 +10,8 @@ import pytest
 import vllm_stand_in
 
 from experiments import exp_vllm_ttft, record, report, report_vllm_ttft
+from experiments.common import vllm_answers
 from experiments.common.options import UsageError
-from experiments.vllm_ttft import engine
 from experiments.vllm_ttft.engine import Answer
 from experiments.vllm_ttft.options import parse_options
 from experiments.vllm_ttft.prompts import WARM_UP, build_prompts
@@ -173,7 +173,7 @@ def test_lengths_are_sorted_and_taken_once():
 
 
 def test_without_vllm_it_is_said(arguments, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(vllm_answers.importlib.util, "find_spec", lambda name: None)
     assert exp_vllm_ttft.main(arguments) == 2
     assert capsys.readouterr().err == "vLLM is not installed: make setup-vllm\n"
     assert not list(tmp_path.iterdir())
@@ -302,7 +302,7 @@ def test_what_is_no_result_of_it_is_not_drawn(tmp_path, capsys):
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not engine.is_installed(), reason="vLLM is not installed")
+@pytest.mark.skipif(not vllm_answers.is_installed(), reason="vLLM is not installed")
 def test_with_vllm_outputs_are_equal_and_loading_is_faster(repository, tmp_path, monkeypatch):
     if find_mpiexec() is None:
         pytest.skip("no mpiexec beside this Python or on the PATH")
