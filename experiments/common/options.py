@@ -242,6 +242,13 @@ def add_groups(
             add(name, **settings)
 
 
+def require_model(folder: str) -> None:
+    """Raise UsageError where a model's folder lacks its files; empty: the embedded model."""
+    for name in ("config.json", "tokenizer.json") if folder else ():
+        if not (Path(folder) / name).is_file():
+            raise UsageError(f"--model: expected a folder with {name}, given {folder!r}")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser, with the defaults of the main job."""
     parser = Parser(
@@ -268,7 +275,5 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         After ``--help``.
     """
     values = vars(build_parser().parse_args(argv))
-    for name in ("config.json", "tokenizer.json") if values["model"] else ():
-        if not (Path(values["model"]) / name).is_file():
-            raise UsageError(f"--model: expected a folder with {name}, given {values['model']!r}")
+    require_model(values["model"])
     return Options(**values)

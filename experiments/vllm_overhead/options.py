@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from experiments.common.options import (
     MOST,
     Parser,
-    UsageError,
     add_groups,
+    require_model,
     size_bytes,
     whole_number,
 )
@@ -136,7 +135,5 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
             f"argument --requests: expected a multiple of twice --batch, {2 * options.batch}, "
             f"given {options.requests}"
         )
-    for name in ("config.json", "tokenizer.json") if options.model else ():
-        if not (Path(options.model) / name).is_file():
-            raise UsageError(f"--model: expected a folder with {name}, given {options.model!r}")
+    require_model(options.model)
     return options

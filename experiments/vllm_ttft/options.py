@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from experiments.common.datasets import DATA_VARIABLE, DATASETS
@@ -13,9 +12,9 @@ from experiments.common.options import (
     MOST,
     MOST_THREADS,
     Parser,
-    UsageError,
     add_groups,
     default_dataset,
+    require_model,
     size_bytes,
     whole_number,
 )
@@ -144,7 +143,5 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         After ``--help``.
     """
     values = vars(build_parser().parse_args(argv))
-    for name in ("config.json", "tokenizer.json") if values["model"] else ():
-        if not (Path(values["model"]) / name).is_file():
-            raise UsageError(f"--model: expected a folder with {name}, given {values['model']!r}")
+    require_model(values["model"])
     return Options(**values)

@@ -24,3 +24,20 @@ def tokens():
         return np.random.default_rng(seed).integers(0, VOCABULARY, n).tolist()
 
     return draw
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Return a function that makes vLLM's two sides over a store of one process."""
+    from vllm_stand_ins import engines
+
+    with engines(monkeypatch) as make:
+        yield make
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold saves until they are released, however long that takes."""
+    from ptstore_mpi.integrations.vllm import store_thread
+
+    monkeypatch.setattr(store_thread, "LONGEST_HOLD_S", 60.0)

@@ -7,26 +7,12 @@ import pytest
 pytest.importorskip("torch")
 
 from vllm_flows import known, reasons, saving
-from vllm_stand_ins import busy, engines, request_of
-
-from ptstore_mpi.integrations.vllm import store_thread
-
-
-@pytest.fixture
-def make(monkeypatch):
-    with engines(monkeypatch) as make:
-        yield make
+from vllm_stand_ins import busy, request_of
 
 
 @pytest.fixture
 def engine(make):
     return make()
-
-
-@pytest.fixture
-def held(monkeypatch):
-    """Hold saves until they are released, however long that takes."""
-    monkeypatch.setattr(store_thread, "LONGEST_HOLD_S", 60.0)
 
 
 # -- decoded tokens ----------------------------------------------------------------------------

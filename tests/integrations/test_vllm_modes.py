@@ -16,12 +16,6 @@ from ptstore_mpi.integrations.vllm.store_thread import MATCH, at_once
 from ptstore_mpi.protocol import plan
 
 
-@pytest.fixture
-def make(monkeypatch):
-    with engines(monkeypatch) as make:
-        yield make
-
-
 def begun(engine, request, have=0):
     """Begin the step in which a request is loaded, up to its forward pass."""
     external, is_async = engine.matched(request, have)

@@ -16,20 +16,8 @@ from ptstore_mpi.integrations.vllm import store_thread
 
 
 @pytest.fixture
-def make(monkeypatch):
-    with engines(monkeypatch) as make:
-        yield make
-
-
-@pytest.fixture
 def engine(make):
     return make()
-
-
-@pytest.fixture
-def held(monkeypatch):
-    """Hold saves until they are released, however long that takes."""
-    monkeypatch.setattr(store_thread, "LONGEST_HOLD_S", 60.0)
 
 
 def computed(engine, request, counts, ids=None):

@@ -7,17 +7,11 @@ import pytest
 pytest.importorskip("torch")
 
 from vllm_flows import drop_tail, forget, stored
-from vllm_stand_ins import busy, engines, request_of
+from vllm_stand_ins import busy, request_of
 
 from ptstore_mpi import LoadResult
 
 SAMPLES = 8
-
-
-@pytest.fixture
-def make(monkeypatch):
-    with engines(monkeypatch) as make:
-        yield make
 
 
 @pytest.fixture

@@ -9,17 +9,11 @@ import pytest
 pytest.importorskip("torch")
 
 from vllm_flows import forget, stored
-from vllm_stand_ins import BLOCK, busy, engines, request_of
+from vllm_stand_ins import BLOCK, busy, request_of
 
 from ptstore_mpi import SOURCES
 
 SAMPLES = 8
-
-
-@pytest.fixture
-def make(monkeypatch):
-    with engines(monkeypatch) as make:
-        yield make
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ptstore_mpi.errors import ConfigError
 from ptstore_mpi.integrations.vllm.link import EngineLink
 from ptstore_mpi.integrations.vllm.plans import SaveReport
 from ptstore_mpi.integrations.vllm.settings import ConnectorSettings
-from ptstore_mpi.integrations.vllm.store_thread import NOTE, StoreThread, at_once
+from ptstore_mpi.integrations.vllm.store_thread import StoreThread
 
 __all__ = ["Attachment", "attach", "current_attachment"]
 
@@ -45,9 +45,7 @@ class Attachment:
 
     def wait_for_saves(self, timeout_s: float = 60.0) -> bool:
         """Wait until everything is saved and counted; False: not within ``timeout_s``."""
-        self._thread.release_held()
-        last = self._thread.submit(at_once(lambda: None), NOTE)  # nothing is less urgent
-        return self._thread.wait([last], timeout_s)
+        return self._thread.drain(timeout_s)
 
     def name_weights(self, name: str) -> None:
         """Say that this process's engines have other weights now, and which.

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptstore_mpi.errors import ConfigError
-from ptstore_mpi.integrations.vllm.store_thread import NOTE, at_once
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -201,11 +200,8 @@ def settle(llm: LLM, timeout_s: float = 60.0) -> bool:
         raise RuntimeError("settle: expected all requests to have ended, some have not")
     end_s = time.monotonic() + timeout_s
     link = getattr(scheduler.connector, "_link", None)
-    if link is not None:
-        link.thread.release_held()
-        last = link.thread.submit(at_once(lambda: None), NOTE)  # nothing is less urgent
-        if not link.thread.wait([last], timeout_s):
-            return False
+    if link is not None and not link.thread.drain(timeout_s):
+        return False
     # Before 0.32 an engine with nothing to do takes one step more, which hears of all of them.
     while scheduler.has_finished_requests() or (
         scheduler.connector is not None and scheduler.requests

@@ -101,6 +101,7 @@ class EngineLink:
         self.reports: deque[SaveReport] = deque(maxlen=_MOST_REPORTS)
         self._told: Counter[str] = Counter()
         self.block_tokens = int(vllm_config.cache_config.block_size)
+        self._near_servers = store.topology.servers_of(store.node)
         self._vllm_config = vllm_config
         self._model_id = ""
         self._identity: tuple[str, dict[str, str]] | None = None
@@ -205,8 +206,7 @@ class EngineLink:
 
     def expected_sources(self, match: Match, have_tokens: int) -> dict[str, int]:
         """Return the tokens of a match beyond those that vLLM has, by where they will come from."""
-        near = self.store.topology.servers_of(self.store.node)
-        return expected_sources(match, near, self.block_tokens, have_tokens)
+        return expected_sources(match, self._near_servers, self.block_tokens, have_tokens)
 
     def count_tokens(self, by_source: Mapping[str, int], asked: int) -> None:
         """Count a request's tokens by source, for vLLM's own statistics."""

@@ -241,11 +241,10 @@ class SchedulerSide:
         found = self._found(tracked)
         local = -1 if found is None else self._worth(tracked, found, have_tokens)
         (agreed,) = self._link.group.smallest([local])
-        if agreed < 0:
+        if agreed < 0 or found is None:
             return None
-        if found is None or agreed <= have_tokens:
-            is_declined = found is None or found.tokens > have_tokens
-            reason = "declined" if is_declined or found is None else found.reason
+        if agreed <= have_tokens:
+            reason = "declined" if found.tokens > have_tokens else found.reason
             return Decision(have_tokens, 0, nothing, reason)
         match = found
         if agreed < found.tokens:

@@ -172,6 +172,12 @@ class StoreThread:
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until all that was submitted so far has ended, held or not; False: not in time."""
+        self.release_held()
+        last = self.submit(at_once(lambda: None), NOTE)  # nothing is less urgent
+        return self.wait([last], timeout_s)
+
     def notify(self) -> None:
         """Wake who waits in `wait_until`: work that gets on calls it."""
         with self._changed:

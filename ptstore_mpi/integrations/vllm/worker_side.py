@@ -82,8 +82,8 @@ class WorkerSide:
                 first = plan.skip_tokens // self._link.block_tokens
                 self._link.pool.copy_in(plan.host, plan.block_ids, first)
                 continue
-            load = Load(plan, is_awaited=not self._is_layered)
-            load.until_s = time.monotonic() + self._link.store.config.load_timeout_s
+            until_s = time.monotonic() + self._link.store.config.load_timeout_s
+            load = Load(plan, until_s=until_s, is_awaited=not self._is_layered)
             self._link.loads[plan.request_id] = load
             load.task = self._link.thread.submit(self._load(load, self._link.fence()), LOAD)
 
@@ -227,11 +227,10 @@ class WorkerSide:
             )
         else:
             link.note_load(result, plan.match, have_tokens=plan.skip_tokens)
-        link.results[name] = result
         if load.is_orphan:
-            link.results.pop(name)
             (loaded if self._keeps_orphans else saved).add(name)
             return set()
+        link.results[name] = result
         if load.is_awaited:
             loaded.add(name)
         if tokens < plan.match.tokens:
